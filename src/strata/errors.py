@@ -1,0 +1,28 @@
+"""Errors a person can act on: each message names the thing and, where there is one, the fix."""
+
+
+class StrataError(Exception):
+    """Base of every error that Strata raises on purpose; its text is shown to the user as it is."""
+
+
+class ModelFileError(StrataError):
+    """A model file is missing, damaged or inconsistent. The text names the file, the tensor and the numbers."""
+
+
+class UnsupportedModelError(StrataError):
+    """A sound file asks for something Strata does not have (architecture, quant type, pre-tokenizer)."""
+
+
+class RequestError(StrataError):
+    """A request cannot be served as it was written.
+
+    Args:
+        message: what is wrong and what would be right.
+        field: the request's field at fault, as the client wrote it.
+        code: machine-readable error code of the protocol, if it has one.
+    """
+
+    def __init__(self, message: str, field: str | None = None, code: str | None = None):
+        super().__init__(message)
+        self.field = field
+        self.code = code
