@@ -253,6 +253,26 @@ def load_options(
     return Options(**given)
 
 
+def command_line(options: Options, command: str) -> list[str]:
+    """The flags that give another run of `command` these options, whatever its config file says.
+
+    The key is left out, since a command line is visible to other users: see `child_environment`.
+    """
+    flags = ["--config", os.devnull]
+    for name in options_of(command):
+        value = getattr(options, name)
+        if name in ("config", "api_key") or value in (None, False):
+            continue
+        flags += [flag_name(name)] if value is True else [f"{flag_name(name)}={value}"]
+    return flags
+
+
+def child_environment(options: Options) -> dict[str, str]:
+    """This process's environment for a child that is to run with `options`."""
+    environment = {name: value for name, value in os.environ.items() if name != "STRATA_API_KEY"}
+    return environment | ({"STRATA_API_KEY": options.api_key} if options.api_key else {})
+
+
 def read_config(path: Path) -> dict[str, Any]:
     """Checked option values of a TOML file; keys may be written with `-` or `_`.
 

@@ -1,0 +1,83 @@
+"""`strata logits`: float32 logits of every position, for comparing engines on the same tokens."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+from strata.commands.resolve import resolve
+from strata.errors import StrataError
+from strata.options import Options
+
+
+def run(options: Options) -> None:
+    """Read the token list, run the model over it in chunks, and write a `.npy` file.
+
+    Raises:
+        StrataError: the token file or a token in it is wrong, the model is scripted, the disk is full.
+    """
+    import torch
+
+    from strata.models import load_model, open_checkpoint
+
+    if options.model.startswith("scripted:"):
+        raise StrataError(f"{options.model}: a scripted model has no logits; name a GGUF file or a folder")
+    tokens = read_tokens(options.tokens)
+    options = resolve(options)
+    torch.set_num_threads(options.threads)
+    model = load_model(open_checkpoint(options.model), options.cache_mib * 2**20)
+    check_tokens(tokens, model.config.vocab_size, options.tokens)
+    write_logits(model, tokens, options.out)
+    Console(stderr=True).print(f"{options.out}: float32 [{len(tokens)}, {model.config.vocab_size}]")
+
+
+def read_tokens(path: Path) -> list[int]:
+    """The token ids of a JSON file that holds one list of integers."""
+    try:
+        tokens = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StrataError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise StrataError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(tokens, list) or not tokens:
+        raise StrataError(f"{path}: holds no list of token ids, such as [1, 2, 3]")
+    for position, token in enumerate(tokens):
+        if type(token) is not int:
+            raise StrataError(f"{path}: item {position} is {json.dumps(token)[:40]}, not a token id")
+    return tokens
+
+
+def check_tokens(tokens: list[int], vocab_size: int, path: Path) -> None:
+    """Raise StrataError for the first id outside the vocabulary."""
+    for position, token in enumerate(tokens):
+        if not 0 <= token < vocab_size:
+            raise StrataError(
+                f"{path}: item {position} is token {token}; the model's vocabulary has {vocab_size} tokens"
+            )
+
+
+def write_logits(model, tokens: list[int], out: Path) -> None:
+    """Write `[len(tokens), vocab]` float32 to `out`, which appears only when it is complete."""
+    import torch
+
+    from strata.models.base import PREFILL_CHUNK
+
+    partial = out.with_name(out.name + ".part")
+    shape = (len(tokens), model.config.vocab_size)
+    starts = range(0, len(tokens), PREFILL_CHUNK)
+    state = model.new_state()
+    try:
+        # Written chunk by chunk: 100,000 positions of a 250,000-token vocabulary would not fit in memory.
+        with partial.open("wb") as file, torch.inference_mode():
+            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+            np.lib.format.write_array_header_1_0(file, header)
+            for start in track(starts, "logits", console=Console(stderr=True), transient=True):
+                logits = model.forward(tokens[start : start + PREFILL_CHUNK], state, all_logits=True)
+                file.write(logits.to(torch.float32).numpy().astype("<f4", copy=False).tobytes())
+        partial.replace(out)
+    except OSError as error:
+        raise StrataError(f"{out}: cannot be written: {error.strerror}") from error
+    finally:
+        partial.unlink(missing_ok=True)
