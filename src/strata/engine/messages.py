@@ -1,0 +1,185 @@
+"""What the server process and the engine process say to each other: msgpack structs, tagged by type.
+
+The server sends requests, the engine answers with events. A struct that names a request carries its
+`id`, which the server chose. Every request ends with exactly one `Finished` or `Failed`.
+"""
+
+import msgspec
+
+
+class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How the next token is chosen from the logits; `engine/sampling.py` defines the order.
+
+    The defaults draw from the model's own distribution until a stop token or the end of the context.
+    """
+
+    temperature: float = 1.0  # up to 1e-5: the likeliest token
+    top_k: int = 0  # 0 or less, or more than the vocabulary: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0  # over prompt and answer, as in transformers
+    presence_penalty: float = 0.0  # over the answer, as in the OpenAI API
+    frequency_penalty: float = 0.0
+    seed: int | None = None  # None: the engine draws one
+    logit_bias: dict[int, float] = {}
+    logprobs: int | None = None  # alternatives reported with each token; None: no log-probabilities
+    max_tokens: int | None = None  # None: up to the end of the context
+    stop_ids: list[int] = []  # end-of-turn tokens; never part of the answer
+    ignore_eos: bool = False  # stop_ids are ordinary tokens
+
+
+# --- requests: server -> engine ---------------------------------------------------------------------
+
+
+class Generate(msgspec.Struct, tag=True, frozen=True):
+    """Continue `prompt`. Answered by `Progress`*, `Tokens`*, then `Finished` or `Failed`."""
+
+    id: str
+    prompt: list[int]
+    sampling: SamplingParams = SamplingParams()
+
+
+class Cancel(msgspec.Struct, tag=True, frozen=True):
+    """Stop a request, wherever it is. Unknown or finished ids are ignored."""
+
+    id: str
+
+
+class Ping(msgspec.Struct, tag=True, frozen=True):
+    """Answered by `Pong`, between two steps of the engine."""
+
+
+class Shutdown(msgspec.Struct, tag=True, frozen=True):
+    """Cancel every request and leave."""
+
+
+# --- events: engine -> server -----------------------------------------------------------------------
+
+
+class Hello(msgspec.Struct, tag=True, frozen=True):
+    """First message of an engine: the secret that it was started with."""
+
+    token: str
+
+
+class LoadProgress(msgspec.Struct, tag=True, frozen=True):
+    """The model is being loaded: `done` of `total` steps."""
+
+    done: int
+    total: int
+    text: str
+
+
+class ModelInfo(msgspec.Struct, frozen=True):
+    """The loaded model and what it occupies."""
+
+    name: str
+    architecture: str
+    vocab_size: int
+    context_length: int  # tokens of prompt and answer that one request may have
+    load_s: float
+    memory: dict[str, int]  # tier -> bytes, e.g. "mapped file", "decoded weights, at most"
+    threads: int
+    kernels: str  # what computes, e.g. "torch 2.13.0 (CPU)"
+
+
+class Ready(msgspec.Struct, tag=True, frozen=True):
+    """The engine takes requests."""
+
+    info: ModelInfo
+
+
+class Progress(msgspec.Struct, tag=True, frozen=True):
+    """`done` of the prompt's `total` tokens are in the model's state (reused ones included)."""
+
+    id: str
+    done: int
+    total: int
+
+
+class Token(msgspec.Struct, frozen=True, array_like=True):
+    """One token of an answer.
+
+    Log-probabilities are natural and of the model's unmodified distribution: before bias, penalties,
+    temperature and filters.
+    """
+
+    id: int
+    logprob: float | None = None  # None: the request asked for none
+    top: list[tuple[int, float]] = []  # the likeliest tokens, descending; as many as `logprobs` says
+
+
+class Tokens(msgspec.Struct, tag=True, frozen=True):
+    """The next tokens of an answer, in order."""
+
+    id: str
+    tokens: list[Token]
+
+
+class Finished(msgspec.Struct, tag=True, frozen=True):
+    """A request's end: its reason ("stop", "length" or "cancelled"), its tokens and its times.
+
+    A stop token that ended the answer is neither sent nor counted.
+    """
+
+    id: str
+    reason: str
+    prompt_tokens: int
+    cached_tokens: int  # prompt tokens that an earlier request had left in the state
+    completion_tokens: int
+    queue_s: float  # waiting for a lane
+    prompt_s: float  # from a lane to the first token
+    decode_s: float  # from the first token to the end
+
+
+class Failed(msgspec.Struct, tag=True, frozen=True):
+    """A request's end by an error, or with `id` "" the engine's end because the model does not load.
+
+    `code` is "context_length_exceeded", "invalid_request" (both the client's), "internal_error" or
+    "load_failed".
+    """
+
+    id: str
+    message: str
+    code: str
+
+
+class Totals(msgspec.Struct, frozen=True):
+    """Counts since the engine started; tokens count when they were computed, cancelled or not."""
+
+    running: int = 0  # requests that own a lane now
+    queued: int = 0  # requests that wait for one
+    finished: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    prompt_tokens: int = 0  # reused ones not included
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+
+
+class Pong(msgspec.Struct, tag=True, frozen=True):
+    """The engine is alive."""
+
+    totals: Totals
+
+
+# --- what a worker is started with ------------------------------------------------------------------
+
+
+class EngineConfig(msgspec.Struct, frozen=True):
+    """One engine: which model, and how much of the machine it may use."""
+
+    model: str  # path of a model, or `scripted:FILE.jsonl`
+    lanes: int = 4  # requests answered at the same time
+    threads: int | None = None  # None: the physical cores this process may use
+    cache_bytes: int | None = None  # for decoded weights; None: half of the free memory
+    context: int | None = None  # None: the model's own limit
+    checkpoint_bytes: int = 256 << 20  # for copies of recurrent states, per lane
+
+
+Request = Generate | Cancel | Ping | Shutdown
+Event = Hello | LoadProgress | Ready | Progress | Tokens | Finished | Failed | Pong
+
+encode = msgspec.msgpack.Encoder().encode
+decode_request = msgspec.msgpack.Decoder(Request).decode
+decode_event = msgspec.msgpack.Decoder(Event).decode
