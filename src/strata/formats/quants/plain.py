@@ -11,7 +11,7 @@ def _bf16(blocks: np.ndarray) -> np.ndarray:
 
 
 PLAIN = (
-    QuantFormat("F32", 0, 1, np.dtype([("x", "<f4", 1)]), lambda blocks: blocks["x"]),
-    QuantFormat("F16", 1, 1, np.dtype([("x", "<f2", 1)]), lambda blocks: f32(blocks["x"])),
-    QuantFormat("BF16", 30, 1, np.dtype([("x", "<u2", 1)]), _bf16),
+    QuantFormat("F32", 0, 1, np.dtype([("x", "<f4", (1,))]), lambda blocks: blocks["x"]),
+    QuantFormat("F16", 1, 1, np.dtype([("x", "<f2", (1,))]), lambda blocks: f32(blocks["x"])),
+    QuantFormat("BF16", 30, 1, np.dtype([("x", "<u2", (1,))]), _bf16),
 )
