@@ -19,7 +19,7 @@ from strata.options import OptionError, describe, flag_name, flag_of, load_optio
 
 INTERRUPTED = 130  # a shell's exit code for a command ended by Ctrl+C
 
-# command -> (help, arguments as (name, metavar, help)); each is `strata.commands.<name>.run(options, *arguments)`
+# command -> (help, arguments as (name, metavar, help)); run by `strata.commands.<name>.run`
 COMMANDS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
     "demo": ("Load a model, serve it, ask it one question, and say how fast it was.", ()),
     "chat": ("Talk to a model in the terminal.", ()),
@@ -47,7 +47,10 @@ def _parameters(command: str) -> list[inspect.Parameter]:
         kind = value_type(name)
         metavar = flag_of(name).metavar or {int: "N", float: "X"}.get(kind, "TEXT")
         option = typer.Option(
-            flag_name(name), metavar=None if kind is bool else metavar, help=describe(name), show_default=False
+            flag_name(name),
+            metavar=None if kind is bool else metavar,
+            help=describe(name),
+            show_default=False,
         )
         annotation = Annotated[bool | None if kind is bool else str | None, option]
         flags.append(
@@ -99,7 +102,7 @@ def build_app() -> typer.Typer:
     @app.callback()
     def strata(
         version: Annotated[
-            bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version and stop.")
+            bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version.")
         ] = False,
     ) -> None:
         pass

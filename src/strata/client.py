@@ -40,7 +40,10 @@ class ChatClient:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         # A proxy for the outside world has no business between a person and a local server.
         self._http = httpx.Client(
-            base_url=self.url, headers=headers, timeout=httpx.Timeout(SILENCE_S, connect=10.0), trust_env=False
+            base_url=self.url,
+            headers=headers,
+            timeout=httpx.Timeout(SILENCE_S, connect=10.0),
+            trust_env=False,
         )
         self.usage: dict[str, Any] = {}  # of the last answer that ended
 
@@ -77,7 +80,12 @@ class ChatClient:
         Raises:
             ServerError: refused, failed on the way, or cut off before its end.
         """
-        body = {"model": model, "messages": messages, "stream": True, "stream_options": {"include_usage": True}}
+        body = {
+            "model": model,
+            "messages": messages,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
         body |= fields
         ended = False
         try:

@@ -33,7 +33,7 @@ class LocalServer:
             update={"host": "127.0.0.1", "port": 0, "api_key": None, "attached": True}
         )
         self.url = ""
-        self._log = tempfile.TemporaryFile()
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
         self._process: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
         self._ready = threading.Event()  # the address is known, or the child has ended
@@ -105,7 +105,9 @@ class LocalServer:
         complaint = lines[-1].removeprefix("strata: ") if lines and lines[-1].startswith("strata: ") else ""
         if complaint:
             return complaint
-        return "\n".join([f"the server ended with exit code {code}; its last lines:", *lines[-NUM_LOG_LINES:]])
+        return "\n".join(
+            [f"the server ended with exit code {code}; its last lines:", *lines[-NUM_LOG_LINES:]]
+        )
 
     def _read_output(self) -> None:
         """Find the address in the child's first line and drain what follows."""

@@ -91,7 +91,9 @@ class Options(BaseModel):
     threads: Annotated[
         int | None,
         Scope(*_ENGINE, "logits"),
-        Field(ge=1, le=1024, description="CPU threads; the physical cores this process may use when not given."),
+        Field(
+            ge=1, le=1024, description="CPU threads; the physical cores this process may use when not given."
+        ),
     ] = None
     lanes: Annotated[
         int, Scope("serve"), Field(ge=1, le=256, description="Requests that are answered at the same time.")
@@ -135,10 +137,14 @@ class Options(BaseModel):
     temperature: Annotated[
         float | None,
         Scope("chat"),
-        Field(ge=0, le=2, description="0 always takes the likeliest token; the server's default when not given."),
+        Field(
+            ge=0, le=2, description="0 always takes the likeliest token; the server's default when not given."
+        ),
     ] = None
     max_tokens: Annotated[
-        int | None, Scope("chat"), Field(ge=1, description="Longest answer in tokens; no limit when not given.")
+        int | None,
+        Scope("chat"),
+        Field(ge=1, description="Longest answer in tokens; no limit when not given."),
     ] = None
     question: Annotated[
         str, Scope("demo"), Flag("TEXT"), Field(min_length=1, description="What the demo asks.")
@@ -221,7 +227,10 @@ def describe(name: str) -> str:
 
 
 def load_options(
-    command: str, flags: Mapping[str, Any], environment: Mapping[str, str] = os.environ, cwd: Path | None = None
+    command: str,
+    flags: Mapping[str, Any],
+    environment: Mapping[str, str] = os.environ,
+    cwd: Path | None = None,
 ) -> Options:
     """The options of one run of `command`.
 

@@ -1,7 +1,7 @@
 """`strata serve`: the server, until Ctrl+C."""
 
+import os
 import signal
-import sys
 import threading
 
 from strata.commands.resolve import resolve
@@ -23,6 +23,10 @@ def _announce(url: str) -> None:
 
 def _stop_with_stdin() -> None:
     """Wait for the end of standard input, then stop as Ctrl+C would."""
-    while sys.stdin.buffer.read(4096):
+    # Not `sys.stdin`: its lock, held by this thread while it waits, would block the interpreter's end.
+    while os.read(0, 4096):
         pass
-    signal.raise_signal(signal.SIGINT)
+    if hasattr(signal, "pthread_kill"):
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)  # wakes it from a system call
+    else:
+        signal.raise_signal(signal.SIGINT)

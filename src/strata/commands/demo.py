@@ -1,0 +1,95 @@
+"""`strata demo`: load, serve, ask one question through the OpenAI endpoint, and say how fast it was."""
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from rich.console import Console
+
+from strata.client import ChatClient, Delta
+from strata.commands.resolve import model_path
+from strata.local_server import LocalServer
+from strata.options import Options
+from strata.terminal import show_answer
+
+MAX_TOKENS = 200  # a short answer will do, and a model that never ends must not hold the demo
+
+
+@dataclass
+class Stopwatch:
+    """When a request began and when the first and last piece of its answer came, in seconds."""
+
+    start: float = field(default_factory=time.perf_counter)
+    first: float | None = None
+    last: float = 0.0
+
+    def watch(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
+        """Pass the pieces on and note their times."""
+        for delta in deltas:
+            self.last = time.perf_counter()
+            self.first = self.first or self.last
+            yield delta
+
+    def speeds(self, prompt_tokens: int, completion_tokens: int) -> tuple[float, float]:
+        """Prompt and decode speed in tokens/s, as a client sees them; 0 where there is nothing to measure.
+
+        The first token ends the prompt's time, so the decode time covers all tokens but it.
+        """
+        if self.first is None:
+            return 0.0, 0.0
+        decode_s = self.last - self.first
+        decode = (completion_tokens - 1) / decode_s if decode_s > 0 else 0.0
+        return prompt_tokens / (self.first - self.start), decode
+
+
+def run(options: Options) -> None:
+    """Run the demo; with `--stay` the server goes on until Ctrl+C."""
+    console = Console()
+    options = options.model_copy(update={"model": model_path(options)})
+    with LocalServer(options) as server:
+        with console.status("loading the model"):
+            url = server.wait_ready()
+        with ChatClient(url) as client:
+            model = client.model_name()
+            console.print(f"[bold]{model}[/bold] at {url}/v1\n", highlight=False)
+            console.print(f"[bold]> {options.question}[/bold]\n", highlight=False)
+            watch = Stopwatch()
+            messages = [{"role": "user", "content": options.question}]
+            stream = client.stream(model, messages, max_tokens=MAX_TOKENS, temperature=0)
+            with closing(stream) as deltas:
+                show_answer(console, watch.watch(deltas), [])
+            report(console, client.get("/health"), watch.speeds(*tokens_of(client.usage)))
+        advise(console, url if options.stay else None)
+        if options.stay:
+            server.wait()
+
+
+def tokens_of(usage: dict) -> tuple[int, int]:
+    """Prompt and completion tokens of a usage object."""
+    return usage.get("prompt_tokens", 0), usage.get("completion_tokens", 0)
+
+
+def report(console: Console, health: dict, speeds: tuple[float, float]) -> None:
+    """Print load time, speeds, and memory by tier."""
+    prompt, decode = speeds
+    console.print()
+    console.print(f"load    {health['load_s']:8.2f} s", highlight=False)
+    console.print(f"prompt  {prompt:8.1f} tokens/s", highlight=False)
+    console.print(f"decode  {decode:8.1f} tokens/s", highlight=False)
+    for tier, num_bytes in health["memory"].items():
+        console.print(f"memory  {num_bytes / 2**20:8.1f} MiB  {tier}", highlight=False)
+
+
+def advise(console: Console, url: str | None) -> None:
+    """Say what to run next; `url` is the server that stays, if it does."""
+    chat = f"./strata chat --url {url}" if url else "./strata chat"
+    console.print()
+    for line in (
+        f"Talk to it            {chat}",
+        "Serve a bigger model  ./strata serve --model FILE.gguf",
+        "                      ./strata serve --model hf:owner/repo[:file]",
+    ):
+        console.print(line, highlight=False, markup=False)
+    if url:
+        console.print("\nServing until Ctrl+C.", highlight=False)
