@@ -60,5 +60,9 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     if (path / "config.json").is_file():
         return SafetensorsCheckpoint(path)
     inside = sorted(p.name for p in path.glob("*.gguf"))
-    hint = f"name one of its GGUF files, e.g. {path / inside[0]}" if inside else "it holds no config.json and no .gguf"
+    hint = (
+        f"name one of its GGUF files, e.g. {path / inside[0]}"
+        if inside
+        else "it holds no config.json and no .gguf"
+    )
     raise ModelFileError(f"{path}: is a folder, not a model: {hint}")
