@@ -11,6 +11,7 @@ import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType, UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
@@ -270,7 +271,7 @@ def command_line(options: Options, command: str) -> list[str]:
     flags = ["--config", os.devnull]
     for name in options_of(command):
         value = getattr(options, name)
-        if name in ("config", "api_key") or value in (None, False):
+        if name in ("config", "api_key") or value is None or value is False:
             continue
         flags += [flag_name(name)] if value is True else [f"{flag_name(name)}={value}"]
     return flags
@@ -315,16 +316,19 @@ def nearest(name: str, names: list[str]) -> str:
     return f"; did you mean {close[0].replace('_', '-')!r}?" if close else ""
 
 
+@cache
+def _adapter(name: str) -> TypeAdapter[Any]:
+    return TypeAdapter(Annotated[SCHEMA[name].annotation, SCHEMA[name]])
+
+
 def _checked(name: str, value: Any, where: str, strict: bool = False) -> Any:
     """`value` in the option's type; `strict` refuses text where a number stands in the schema."""
-    field = SCHEMA[name]
-    adapter = TypeAdapter(Annotated[field.annotation, field])
     # A TOML path is a string, and 10 is a fine number of seconds: strict mode would refuse both.
     strict = strict and value_type(name) not in (Path, float)
     if isinstance(value, bool) and value_type(name) is float:
         raise OptionError(f"{where}: {value} is not allowed: a number is expected")
     try:
-        return adapter.validate_python(value, strict=strict)
+        return _adapter(name).validate_python(value, strict=strict)
     except ValidationError as error:
         shown = "the value" if name == "api_key" else repr(value)
         reason = error.errors()[0]["msg"]

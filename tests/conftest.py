@@ -1,0 +1,35 @@
+"""What every test may use."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+def clean_environment() -> dict[str, str]:
+    """The environment without the variables that Strata itself reads."""
+    ours = ("STRATA_CONFIG", "STRATA_API_KEY", "HF_ENDPOINT")
+    return {name: value for name, value in os.environ.items() if name not in ours}
+
+
+@pytest.fixture
+def run_strata(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """`run_strata("logits", "--out", ...)`: the command line in a process of its own, in an empty folder."""
+
+    def run(*arguments: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "strata", *arguments],
+            cwd=tmp_path,
+            env=clean_environment() | variables,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            stdin=subprocess.DEVNULL,
+        )
+
+    return run
