@@ -1,0 +1,34 @@
+"""Which blocks of earlier tokens a query attends to (QSA, the sparse attention of `qwen4_exp`)."""
+
+import torch
+
+# Scores of one block of queries take at most this many float32 values.
+_MAX_SCORES = 1 << 23
+
+
+def select_blocks(q: torch.Tensor, block_keys: torch.Tensor, num_complete: torch.Tensor, budget: int) -> torch.Tensor:
+    """The `budget` best of each query's complete blocks, in ascending order.
+
+    A block's score is `sum_h relu(q_h . key)`. Many scores are exactly zero; of equal scores the lowest
+    block index wins, so that the choice depends on nothing but the scores.
+
+    Args:
+        q: float32 `[n, heads, dim]`, index queries.
+        block_keys: float32 `[blocks, dim]`.
+        num_complete: int64 `[n]`, blocks that lie before each query or end with it; at least `budget`.
+        budget: blocks to choose.
+
+    Returns:
+        int64 `[n, budget]`.
+    """
+    blocks = torch.arange(block_keys.shape[0])
+    chosen = num_complete.new_empty(q.shape[0], budget)
+    step = max(1, _MAX_SCORES // (q.shape[1] * block_keys.shape[0]))
+    for begin in range(0, q.shape[0], step):
+        rows = slice(begin, begin + step)
+        scores = (q[rows] @ block_keys.T).relu().sum(1)  # [rows, blocks]
+        scores.masked_fill_(blocks >= num_complete[rows, None], float("-inf"))
+        # torch.topk leaves the order of equal values open; a stable sort keeps the lowest index first
+        order = scores.sort(-1, descending=True, stable=True).indices
+        chosen[rows] = order[:, :budget].sort(-1).values
+    return chosen
