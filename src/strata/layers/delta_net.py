@@ -1,0 +1,179 @@
+"""Gated delta net: linear attention with a state of fixed size (`linear_attn` of Qwen3-Next and its heirs)."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from strata.errors import ModelFileError
+from strata.layers.convolution import CausalConvolution
+from strata.layers.linear import Linear
+from strata.layers.norm import RMSNorm
+from strata.layers.weights import Weights
+from strata.models.config import Keys, ModelConfig
+from strata.ops.delta_rule import delta_rule
+
+_L2_EPSILON = 1e-6  # of the query and key normalisation; fixed in every implementation, no key says it
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetConfig:
+    """Sizes by the names of the `ssm.*` keys, and the two conventions that differ between architectures."""
+
+    conv_kernel: int
+    num_key_heads: int  # ssm.group_count
+    num_value_heads: int  # ssm.time_step_rank
+    key_length: int  # ssm.state_size
+    value_length: int  # ssm.inner_size / ssm.time_step_rank
+    # Which key head value head h reads. grouped: h // (value heads / key heads), as in HF checkpoints;
+    # tiled: h % key heads, as llama.cpp's converter writes qwen35 and later.
+    value_head_order: Literal["grouped", "tiled"]
+    gate: Literal["silu", "sigmoid"]
+
+    @classmethod
+    def from_keys(
+        cls, keys: Keys, value_head_order: Literal["grouped", "tiled"], gate: Literal["silu", "sigmoid"] = "silu"
+    ) -> "DeltaNetConfig":
+        num_value_heads, inner_size = keys.count("ssm.time_step_rank"), keys.count("ssm.inner_size")
+        num_key_heads = keys.count("ssm.group_count")
+        if inner_size % num_value_heads or num_value_heads % num_key_heads:
+            raise ModelFileError(
+                f"{keys.checkpoint.path}: {keys.prefix}ssm.inner_size {inner_size} and ssm.time_step_rank "
+                f"{num_value_heads} must be multiples of ssm.time_step_rank and ssm.group_count {num_key_heads}"
+            )
+        return cls(
+            conv_kernel=keys.count("ssm.conv_kernel"),
+            num_key_heads=num_key_heads,
+            num_value_heads=num_value_heads,
+            key_length=keys.count("ssm.state_size"),
+            value_length=inner_size // num_value_heads,
+            value_head_order=value_head_order,
+            gate=gate,
+        )
+
+    @property
+    def key_width(self) -> int:
+        return self.num_key_heads * self.key_length
+
+    @property
+    def value_width(self) -> int:
+        return self.num_value_heads * self.value_length
+
+
+class DeltaNetState:
+    """The last rows before the convolution and the matrix of every value head; both replaced, never changed."""
+
+    def __init__(self, past: torch.Tensor, memory: torch.Tensor):
+        self.past = past  # [conv_kernel - 1, channels]
+        self.memory = memory  # [value heads, key_length, value_length]
+
+    def save(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.past, self.memory
+
+    def load(self, saved: tuple[torch.Tensor, torch.Tensor], length: int) -> None:
+        self.past, self.memory = saved
+
+    def num_bytes(self) -> int:
+        return self.past.nbytes + self.memory.nbytes
+
+
+class DeltaNet:
+    """Projections, short convolution, gated delta rule, gated norm, output projection.
+
+    Args:
+        weights: the checkpoint's weights.
+        prefix: `blk.N`.
+        config: the model's hyper-parameters.
+        delta: the layer's own.
+    """
+
+    def __init__(self, weights: Weights, prefix: str, config: ModelConfig, delta: DeltaNetConfig):
+        self.delta = delta
+        self.weights = weights
+        width, channels = config.embedding_length, 2 * delta.key_width + delta.value_width
+        self.project = _projections(weights, prefix, width, delta)
+        self.ssm_conv1d = CausalConvolution(weights, f"{prefix}.ssm_conv1d.weight", channels, delta.conv_kernel)
+        self.ssm_a = weights.require(f"{prefix}.ssm_a", delta.num_value_heads)  # -exp(A_log)
+        self.ssm_dt = weights.require(f"{prefix}.ssm_dt.bias", delta.num_value_heads)
+        self.ssm_norm = RMSNorm(weights, f"{prefix}.ssm_norm.weight", delta.value_length, config.rms_epsilon)
+        self.ssm_out = Linear(weights, f"{prefix}.ssm_out.weight", width, delta.value_width)
+
+    def new_state(self) -> DeltaNetState:
+        delta = self.delta
+        memory = torch.zeros(delta.num_value_heads, delta.key_length, delta.value_length)
+        return DeltaNetState(self.ssm_conv1d.new_past(), memory)
+
+    def __call__(self, x: torch.Tensor, state: DeltaNetState, position: int) -> torch.Tensor:
+        """`n` tokens from `position` on: float32 `[n, width]` -> float32 `[n, width]`; advances `state`."""
+        delta, num_tokens = self.delta, x.shape[0]
+        qkv, z, beta, alpha = self.project(x)
+        qkv, state.past = self.ssm_conv1d(qkv, state.past)
+        q, k, v = F.silu(qkv).split([delta.key_width, delta.key_width, delta.value_width], -1)
+        q = self._per_value_head(_l2_norm(q.view(num_tokens, -1, delta.key_length)) * delta.key_length**-0.5)
+        k = self._per_value_head(_l2_norm(k.view(num_tokens, -1, delta.key_length)))
+        v = v.view(num_tokens, -1, delta.value_length)
+        log_decay = self.weights.get(self.ssm_a) * F.softplus(alpha + self.weights.get(self.ssm_dt))
+        out, state.memory = delta_rule(q, k, v, log_decay, beta.sigmoid(), state.memory, position)
+        gate = z.sigmoid() if delta.gate == "sigmoid" else F.silu(z)
+        return self.ssm_out(self.ssm_norm(out).flatten(1) * gate)
+
+    def _per_value_head(self, x: torch.Tensor) -> torch.Tensor:
+        """`[n, key heads, dim]` -> `[n, value heads, dim]`."""
+        repeats = self.delta.num_value_heads // self.delta.num_key_heads
+        if self.delta.value_head_order == "tiled":
+            return x.repeat(1, repeats, 1)
+        return x.repeat_interleave(repeats, 1)
+
+
+def _l2_norm(x: torch.Tensor) -> torch.Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPSILON)
+
+
+class SeparateProjections:
+    """`qkv`, `z` and one matrix each for beta and alpha (qwen35, qwen35moe, qwen4exp)."""
+
+    def __init__(self, weights: Weights, prefix: str, width: int, delta: DeltaNetConfig):
+        channels = 2 * delta.key_width + delta.value_width
+        self.attn_qkv = Linear(weights, f"{prefix}.attn_qkv.weight", channels, width)
+        self.attn_gate = Linear(weights, f"{prefix}.attn_gate.weight", delta.value_width, width)
+        self.ssm_beta = Linear(weights, f"{prefix}.ssm_beta.weight", delta.num_value_heads, width)
+        self.ssm_alpha = Linear(weights, f"{prefix}.ssm_alpha.weight", delta.num_value_heads, width)
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """`[n, width]` -> qkv `[n, channels]`, z `[n, value_width]`, beta and alpha `[n, value heads]`."""
+        return self.attn_qkv(x), self.attn_gate(x), self.ssm_beta(x), self.ssm_alpha(x)
+
+
+class FusedProjections:
+    """qwen3next: beta and alpha in `ssm_ba`, by key head; in files of 2025 qkv and z in `ssm_in` likewise."""
+
+    def __init__(self, weights: Weights, prefix: str, width: int, delta: DeltaNetConfig):
+        self.delta = delta
+        channels = 2 * delta.key_width + delta.value_width
+        self.ssm_ba = Linear(weights, f"{prefix}.ssm_ba.weight", 2 * delta.num_value_heads, width)
+        self.ssm_in = self.attn_qkv = self.attn_gate = None
+        if f"{prefix}.ssm_in.weight" in weights:
+            self.ssm_in = Linear(weights, f"{prefix}.ssm_in.weight", channels + delta.value_width, width)
+        else:
+            self.attn_qkv = Linear(weights, f"{prefix}.attn_qkv.weight", channels, width)
+            self.attn_gate = Linear(weights, f"{prefix}.attn_gate.weight", delta.value_width, width)
+
+    def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """As `SeparateProjections`."""
+        per_key_head = self.ssm_ba(x).view(x.shape[0], self.delta.num_key_heads, -1)
+        beta, alpha = (part.flatten(1) for part in per_key_head.chunk(2, -1))
+        if self.ssm_in is None:
+            return self.attn_qkv(x), self.attn_gate(x), beta, alpha
+        values = self.delta.value_width // self.delta.num_key_heads
+        sizes = [self.delta.key_length, self.delta.key_length, values, values]
+        parts = self.ssm_in(x).view(x.shape[0], self.delta.num_key_heads, -1).split(sizes, -1)
+        q, k, v, z = (part.flatten(1) for part in parts)
+        return torch.cat([q, k, v], 1), z, beta, alpha
+
+
+def _projections(
+    weights: Weights, prefix: str, width: int, delta: DeltaNetConfig
+) -> SeparateProjections | FusedProjections:
+    fused = f"{prefix}.ssm_ba.weight" in weights
+    return (FusedProjections if fused else SeparateProjections)(weights, prefix, width, delta)

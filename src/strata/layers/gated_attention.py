@@ -1,0 +1,63 @@
+"""Full attention with normalised queries and keys and a sigmoid gate on its output (Qwen3-Next and its heirs)."""
+
+import torch
+
+from strata.layers.attention import KVState
+from strata.layers.linear import Linear
+from strata.layers.norm import RMSNorm
+from strata.layers.rotary import Rotary
+from strata.layers.weights import Weights
+from strata.models.config import ModelConfig
+from strata.ops.attention import attend
+
+
+class GatedAttention:
+    """`attn_output(attention(q, k, v) * sigmoid(gate))`; `attn_q` holds `[query | gate]` of each head.
+
+    Args:
+        weights: the checkpoint's weights.
+        prefix: `blk.N`.
+        config: the model's hyper-parameters.
+        rotary: positions.
+    """
+
+    def __init__(self, weights: Weights, prefix: str, config: ModelConfig, rotary: Rotary):
+        self.config = config
+        self.rotary = rotary
+        width, heads, heads_kv = config.embedding_length, config.head_count, config.head_count_kv
+        key_length, value_length = config.key_length, config.value_length
+        self.scale = key_length**-0.5
+        self.attn_q = Linear(weights, f"{prefix}.attn_q.weight", heads * (key_length + value_length), width)
+        self.attn_k = Linear(weights, f"{prefix}.attn_k.weight", heads_kv * key_length, width)
+        self.attn_v = Linear(weights, f"{prefix}.attn_v.weight", heads_kv * value_length, width)
+        self.attn_q_norm = RMSNorm(weights, f"{prefix}.attn_q_norm.weight", key_length, config.rms_epsilon)
+        self.attn_k_norm = RMSNorm(weights, f"{prefix}.attn_k_norm.weight", key_length, config.rms_epsilon)
+        self.attn_output = Linear(weights, f"{prefix}.attn_output.weight", width, heads * value_length)
+
+    def new_state(self) -> KVState:
+        return KVState(self.config.head_count_kv, self.config.key_length, self.config.value_length)
+
+    def __call__(self, x: torch.Tensor, state: KVState, position: int) -> torch.Tensor:
+        """`n` tokens from `position` on: float32 `[n, width]` -> float32 `[n, width]`; advances `state`."""
+        q, gate, k, v = self.project(x, position)
+        k, v = state.append(k, v)
+        return self.output(attend(q, k, v, self.scale), gate)
+
+    def project(
+        self, x: torch.Tensor, position: int
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Queries and gates `[n, heads, dim]`, keys and values `[n, kv_heads, dim]`, turned to their positions."""
+        config, num_tokens = self.config, x.shape[0]
+        positions = torch.arange(position, position + num_tokens)
+        q, gate = self.attn_q(x).view(num_tokens, config.head_count, -1).split(
+            [config.key_length, config.value_length], -1
+        )
+        k = self.attn_k(x).view(num_tokens, config.head_count_kv, -1)
+        v = self.attn_v(x).view(num_tokens, config.head_count_kv, -1)
+        q = self.rotary.apply(self.attn_q_norm(q), positions)
+        k = self.rotary.apply(self.attn_k_norm(k), positions)
+        return q, gate, k, v
+
+    def output(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
+        """Gate and project `[n, heads, dim]` -> `[n, width]`."""
+        return self.attn_output((attended * gate.sigmoid()).flatten(1))
