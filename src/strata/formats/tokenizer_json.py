@@ -1,0 +1,166 @@
+"""The vocabulary of a Hugging Face folder: `tokenizer.json` and the configurations beside it."""
+
+import copy
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from strata.errors import ModelFileError, UnsupportedModelError
+from strata.formats.vocabulary import END_OF_TURN, AddedToken, TokenType, Vocabulary
+
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+def read_tokenizer_json(folder: Path) -> Vocabulary:
+    """Build the vocabulary of a folder with a `tokenizer.json`.
+
+    Raises:
+        ModelFileError: a file is damaged or they contradict each other.
+        UnsupportedModelError: the vocabulary is no byte-level or SentencePiece BPE.
+    """
+    path = folder / "tokenizer.json"
+    document = _read_json(path)
+    config = _read_json(folder / "tokenizer_config.json", optional=True)
+    model = document.get("model", {})
+    if model.get("type") != "BPE":
+        raise UnsupportedModelError(f"{path}: model.type is {model.get('type')!r}; Strata reads 'BPE'")
+    added = _added_tokens(document, path)
+    tokens, types = _tokens(model, added)
+    ids = {token.content: token.id for token in added} | model["vocab"]
+    # Strata finds added tokens itself, as only it knows which text is a user's, and adds BOS itself.
+    bare = document | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+    bos_id = _named(config, "bos_token", ids)
+    add_bos = config.get("add_bos_token")
+    if add_bos is None:
+        add_bos = _begins_with_bos(document.get("post_processor"), config)
+    return Vocabulary(
+        source=str(path),
+        tokens=tokens,
+        types=types,
+        model=_build(bare, path),
+        byte_level=_is_byte_level(document, path),
+        added=added,
+        continuation=_continuation(bare, path),
+        bos_id=bos_id,
+        eos_id=_named(config, "eos_token", ids),
+        pad_id=_named(config, "pad_token", ids),
+        stop_ids=_generation_stops(folder, len(tokens)),
+        add_bos=bool(add_bos) and bos_id is not None,
+        chat_template=_chat_template(folder, config),
+    )
+
+
+def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
+    if optional and not path.is_file():
+        return {}
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise ModelFileError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(document, dict):
+        raise ModelFileError(f"{path}: is not a JSON object")
+    return document
+
+
+def _added_tokens(document: Mapping[str, Any], path: Path) -> list[AddedToken]:
+    try:
+        return [
+            AddedToken(
+                content=entry["content"],
+                id=entry["id"],
+                control=entry["special"] or entry["content"] in END_OF_TURN,
+                lstrip=entry["lstrip"],
+                rstrip=entry["rstrip"],
+                single_word=entry["single_word"],
+            )
+            for entry in document.get("added_tokens") or ()
+            if entry["content"]
+        ]
+    except (KeyError, TypeError) as error:
+        raise ModelFileError(f"{path}: an entry of added_tokens lacks {error}") from error
+
+
+def _tokens(model: Mapping[str, Any], added: list[AddedToken]) -> tuple[list[str], list[TokenType]]:
+    vocab: dict[str, int] = model["vocab"]
+    count = 1 + max([*vocab.values(), *(token.id for token in added)], default=-1)
+    tokens, types = [""] * count, [TokenType.UNUSED] * count
+    for token, i in vocab.items():
+        is_byte = model.get("byte_fallback") and _BYTE_TOKEN.fullmatch(token)
+        tokens[i], types[i] = token, TokenType.BYTE if is_byte else TokenType.NORMAL
+    for token in added:
+        tokens[token.id] = token.content
+        types[token.id] = TokenType.CONTROL if token.control else TokenType.USER_DEFINED
+    return tokens, types
+
+
+def _build(document: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
+    try:
+        return tokenizers.Tokenizer.from_str(json.dumps(document, ensure_ascii=False))
+    except Exception as error:  # the library raises bare Exception
+        raise ModelFileError(f"{path}: the tokenizers library refuses it: {error}") from error
+
+
+def _is_byte_level(document: Mapping[str, Any], path: Path) -> bool:
+    decoder = document.get("decoder") or {}
+    kinds = {part.get("type") for part in decoder.get("decoders", [decoder])}
+    if "ByteLevel" in kinds:
+        return True
+    if kinds & {"ByteFallback", "Metaspace"}:
+        return False
+    raise UnsupportedModelError(
+        f"{path}: decoder is {decoder.get('type')!r}; Strata reads byte-level and SentencePiece vocabularies"
+    )
+
+
+def _continuation(bare: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer | None:
+    """The same model without the space before the first word, where only the text's first word gets one."""
+    document = copy.copy(bare) | {"pre_tokenizer": copy.deepcopy(bare.get("pre_tokenizer"))}
+    whole = document["pre_tokenizer"] or {}
+    firsts = [p for p in whole.get("pretokenizers", [whole]) if p.get("prepend_scheme") == "first"]
+    for part in firsts:
+        part["prepend_scheme"] = "never"
+    return _build(document, path) if firsts else None
+
+
+def _text(value: Any) -> str | None:
+    """A special token of `tokenizer_config.json`: a string, or an object with the string as `content`."""
+    return value.get("content") if isinstance(value, dict) else value
+
+
+def _named(config: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> int | None:
+    text = _text(config.get(name))
+    return ids.get(text) if text is not None else None
+
+
+def _begins_with_bos(processor: Mapping[str, Any] | None, config: Mapping[str, Any]) -> bool:
+    """Whether the post-processor's template for one text begins with the BOS token."""
+    if not processor:
+        return False
+    parts = processor.get("processors", [processor])
+    singles = [part["single"] for part in parts if part.get("type") == "TemplateProcessing"]
+    first = singles[0][0] if singles and singles[0] else {}
+    return first.get("SpecialToken", {}).get("id", "") == _text(config.get("bos_token"))
+
+
+def _generation_stops(folder: Path, count: int) -> list[int]:
+    stops = _read_json(folder / "generation_config.json", optional=True).get("eos_token_id")
+    stops = stops if isinstance(stops, list) else [stops]
+    return [i for i in stops if isinstance(i, int) and 0 <= i < count]
+
+
+def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
+    """`chat_template.jinja`, or the config's template, of several the one called `default`."""
+    path = folder / "chat_template.jinja"
+    if path.is_file():
+        try:
+            return path.read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:
+            raise ModelFileError(f"{path}: cannot be read: {error}") from error
+    template = config.get("chat_template")
+    if isinstance(template, list):
+        return {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    return template
