@@ -1,7 +1,7 @@
 """The server's side of the engine: requests in, events out, whatever happens to the process behind."""
 
 import asyncio
-import contextlib
+import signal
 from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
@@ -23,7 +23,7 @@ from strata.engine.messages import (
 from strata.engine.process import WorkerProcess
 from strata.errors import RequestError, StrataError
 
-STATES = Literal["stopped", "loading", "ready", "dead"]
+State = Literal["stopped", "loading", "ready", "stopping", "dead"]
 _CLIENT_FAULTS = {"context_length_exceeded", "invalid_request"}
 
 
@@ -51,16 +51,16 @@ class EngineClient:
 
     def __init__(self, config: EngineConfig, echo: Callable[[str], None] | None = None):
         self.config = config
-        self.state: STATES = "stopped"
+        self.state: State = "stopped"
         self.info: ModelInfo | None = None  # of the present or the last engine
         self.progress: LoadProgress | None = None  # while loading
         self.failure: str | None = None  # why the last engine died
         self.num_running = 0  # requests between the call of `generate` and its end
         self._echo = echo
         self._worker: WorkerProcess | None = None
-        self._starting: asyncio.Task[WorkerProcess] | None = None
+        self._loaded: asyncio.Future[None]  # of `_worker`
         self._requests: dict[str, asyncio.Queue[Event | Exception]] = {}
-        self._pongs: list[asyncio.Future[Pong]] = []
+        self._pings: list[asyncio.Future[Pong]] = []
 
     async def start(self) -> ModelInfo:
         """Start the engine if none runs, and wait until its model is loaded.
@@ -117,31 +117,99 @@ class EngineClient:
         if self._worker is None or self.state != "ready":
             raise EngineError(f"the engine is {self.state}")
         pong: asyncio.Future[Pong] = asyncio.get_running_loop().create_future()
-        self._pongs.append(pong)
+        self._pings.append(pong)
         self._worker.send(Ping())
         return await pong
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """End the engine: wait up to `drain_s` seconds for running requests, then cancel what is left.
 
-        Returns when the process is gone; safe to call twice and while a model loads.
+        Returns when the process is gone; safe to call twice and while a model loads. Requests that come
+        meanwhile are refused, a later one starts an engine again.
         """
-        deadline = asyncio.get_running_loop().time() + drain_s
-        while self.num_running and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(0.02)
-        if self._starting is not None:
-            self._starting.cancel()
-            with contextlib.suppress(asyncio.CancelledError, StrataError):
-                await self._starting
         if self._worker is not None:
-            await self._worker.stop()
+            was, self.state = self.state, "stopping"
+            loop = asyncio.get_running_loop()
+            deadline = loop.time() + drain_s
+            while self.num_running and loop.time() < deadline:
+                await asyncio.sleep(0.02)
+            if self._worker is not None:  # it has not died meanwhile
+                await self._worker.stop(orderly=was == "ready")
         self.state = "stopped"
 
     async def _ready_worker(self) -> WorkerProcess:
-        if self.state == "ready":
-            assert self._worker is not None
-            return self._worker
-        if self._starting is None or self._starting.done():
-            self._starting = asyncio.create_task(self._start_worker())
-        # A request that is cancelled meanwhile must not stop the load for the others.
-        return await asyncio.shield(self._starting)
+        """The loaded engine; requests that come while it loads wait for the same start."""
+        if self.state == "stopping":
+            raise EngineError("the engine is being stopped")
+        if self._worker is None:
+            self.state, self.failure, self.progress = "loading", None, None
+            self._loaded = asyncio.get_running_loop().create_future()
+            # Everybody who waited may have left when it fails; the reason stays in `failure`.
+            self._loaded.add_done_callback(lambda loaded: loaded.cancelled() or loaded.exception())
+            self._worker = WorkerProcess(self.config, self._receive, self._died, self._echo)
+        worker = self._worker
+        # A request that is cancelled meanwhile must not end the load for the others.
+        await asyncio.shield(self._loaded)
+        return worker
+
+    def _receive(self, event: Event) -> None:
+        match event:
+            case Ready():
+                self.info, self.progress = event.info, None
+                if self.state == "loading":
+                    self.state = "ready"
+                self._loaded.set_result(None)
+            case LoadProgress():
+                self.progress = event
+            case Pong():
+                self._answer_pings(event)
+            case Failed(id=""):
+                self.failure = event.message
+            case Failed():
+                fault = event.code in _CLIENT_FAULTS
+                error = RequestError(event.message, "prompt", event.code) if fault else EngineError(event.message)
+                self._deliver(event.id, error)
+            case Progress() | Tokens() | Finished():
+                self._deliver(event.id, event)
+
+    def _died(self, status: int) -> None:
+        """The process is gone: every request of it ends here."""
+        assert self._worker is not None
+        log, self._worker = list(self._worker.log), None
+        if self.state != "stopping":
+            self.state = "dead"
+        error: EngineError
+        if self.failure is not None:  # it said why it does not load
+            error = EngineError(self.failure)
+        else:
+            error = EngineDied(f"the engine process {_ending(status)}", log)
+            self.failure = str(error)
+        if not self._loaded.done():
+            self._loaded.set_exception(error)
+        self._answer_pings(error)
+        for request_id in self._requests:
+            self._deliver(request_id, error)
+
+    def _deliver(self, request_id: str, event: Event | Exception) -> None:
+        if request_id in self._requests:  # a cancelled request's last events find nobody
+            self._requests[request_id].put_nowait(event)
+
+    def _answer_pings(self, answer: Pong | Exception) -> None:
+        pings, self._pings = self._pings, []
+        for ping in pings:
+            if ping.cancelled():
+                continue
+            if isinstance(answer, Exception):
+                ping.set_exception(answer)
+            else:
+                ping.set_result(answer)
+
+
+def _ending(status: int) -> str:
+    """`ended with exit status 1`, or `was ended by SIGKILL`."""
+    if status >= 0:
+        return f"ended with exit status {status}"
+    try:
+        return f"was ended by {signal.Signals(-status).name}"
+    except ValueError:
+        return f"was ended by signal {-status}"

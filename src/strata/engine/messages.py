@@ -144,7 +144,7 @@ class Failed(msgspec.Struct, tag=True, frozen=True):
     code: str
 
 
-class Totals(msgspec.Struct, frozen=True):
+class Totals(msgspec.Struct):
     """Counts since the engine started; tokens count when they were computed, cancelled or not."""
 
     running: int = 0  # requests that own a lane now

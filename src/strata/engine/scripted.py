@@ -1,0 +1,215 @@
+"""The scripted model, `scripted:FILE.jsonl`: recites prepared answers, so that servers and agents can be tested.
+
+Each line of the file is the JSON list of what one request gets, item by item:
+
+- a string, or a list of byte values (0 to 255): one token of these bytes; a token that spells a special
+  token, such as "</think>", is that token;
+- `{"sleep": seconds}`: the next token comes that much later;
+- `{"crash": true}`: the engine process aborts.
+
+After its last item a line gives the end-of-turn token. A request's seed, when given, picks the line
+(modulo their number); requests without one take the lines in order, the first again after the last.
+Every token has log-probability 0 and is its own only alternative. Chat template and special tokens are
+Qwen's.
+"""
+
+import itertools
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from strata.engine.messages import SamplingParams, Token
+from strata.engine.session import common_prefix
+from strata.errors import ModelFileError
+from strata.formats.pretokenizers import PreTokenizer, byte_letters, byte_level_bpe
+from strata.formats.tokenizer import Tokenizer
+from strata.formats.vocabulary import AddedToken, TokenType, Vocabulary
+from strata.models.base import PREFILL_CHUNK
+
+PREFIX = "scripted:"
+CONTEXT_LENGTH = 262_144
+POLL_S = 0.005  # how long a sleeping lane may keep the others waiting
+
+CONTROL = (
+    "<|endoftext|>",
+    "<|im_start|>",
+    "<|im_end|>",
+    "<|vision_start|>",
+    "<|vision_end|>",
+    "<|image_pad|>",
+)
+USER_DEFINED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
+
+
+@dataclass(frozen=True, slots=True)
+class Sleep:
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    pass
+
+
+Item = bytes | Sleep | Crash
+
+
+class ScriptedVocabulary(Tokenizer):
+    """Ids 0 to 255 are bytes, then come Qwen's special tokens, then the script's pieces.
+
+    Prompts become bytes and special tokens only.
+    """
+
+    def __init__(self, pieces: Iterable[bytes]):
+        letters = byte_letters()
+        special = [*CONTROL, *USER_DEFINED]
+        known = {bytes([i]) for i in range(256)} | {text.encode() for text in special}
+        new = [piece for piece in dict.fromkeys(pieces) if piece not in known]
+        tokens = [letters[i] for i in range(256)] + special
+        self._ids = {bytes([i]): i for i in range(256)} | {t.encode(): 256 + i for i, t in enumerate(special)}
+        self._ids |= {piece: len(tokens) + i for i, piece in enumerate(new)}
+        types = [TokenType.NORMAL] * 256 + [TokenType.CONTROL] * len(CONTROL)
+        types += [TokenType.USER_DEFINED] * len(USER_DEFINED) + [TokenType.NORMAL] * len(new)
+        super().__init__(
+            Vocabulary(
+                source="script",
+                tokens=tokens + ["".join(letters[byte] for byte in piece) for piece in new],
+                types=types,
+                model=byte_level_bpe({letter: byte for byte, letter in letters.items()}, [], PreTokenizer(None)),
+                byte_level=True,
+                added=[AddedToken(text, self.id_of(text.encode()), text in CONTROL) for text in special],
+                eos_id=self.id_of(b"<|im_end|>"),
+                eot_id=self.id_of(b"<|im_end|>"),
+                pad_id=self.id_of(b"<|endoftext|>"),
+                chat_template=files("strata.data").joinpath("scripted.jinja").read_text("utf-8"),
+            )
+        )
+
+    def id_of(self, piece: bytes) -> int:
+        """The id of a piece of the script, a byte or a special token."""
+        return self._ids[piece]
+
+
+class Script:
+    """A script's lines, and which of them comes next."""
+
+    def __init__(self, path: Path, lines: list[list[Item]]):
+        self.path = path
+        self.lines = lines
+        self.vocabulary = ScriptedVocabulary(item for line in lines for item in line if isinstance(item, bytes))
+        self._in_order = itertools.cycle(range(len(lines)))
+
+    def line(self, seed: int | None) -> list[Item]:
+        """The line for a request with this seed; without one, the next."""
+        return self.lines[next(self._in_order) if seed is None else seed % len(self.lines)]
+
+    def new_lane(self) -> "ScriptedLane":
+        return ScriptedLane(self)
+
+
+class ScriptedLane:
+    """A lane (see `engine/lane.py`) that recites; it "reads" and reuses prompts as a model would."""
+
+    def __init__(self, script: Script):
+        self.script = script
+        self.tokens: list[int] = []  # of the last prompt and answer
+        self._prompt: list[int] = []
+        self._line: list[Item] = []
+        self._next = 0
+        self._wake: float | None = None  # when the item that sleeps is over
+        self._logprobs: int | None = None
+
+    def match(self, prompt: list[int]) -> int:
+        return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
+
+    def begin(self, prompt: list[int], sampling: SamplingParams) -> int:
+        self._prompt = prompt
+        self.tokens = prompt[: self.match(prompt)]
+        self._line = self.script.line(sampling.seed)
+        self._next, self._wake, self._logprobs = 0, None, sampling.logprobs
+        return len(self.tokens)
+
+    def prefill(self) -> int:
+        start = len(self.tokens)
+        self.tokens += self._prompt[start : start + PREFILL_CHUNK]
+        return len(self.tokens)
+
+    def decode(self) -> list[Token]:
+        item = self._line[self._next] if self._next < len(self._line) else None
+        match item:
+            case Sleep(seconds) if self._wake is None:
+                self._wake = time.monotonic() + seconds
+                return []
+            case Sleep():
+                if (left := self._wake - time.monotonic()) > 0:
+                    time.sleep(min(left, POLL_S))
+                else:
+                    self._wake, self._next = None, self._next + 1
+                return []
+            case Crash():
+                os.abort()
+            case None:
+                token_id = self.script.vocabulary.eos_id
+            case piece:
+                token_id = self.script.vocabulary.id_of(piece)
+        self._next += 1
+        self.tokens.append(token_id)
+        if self._logprobs is None:
+            return [Token(token_id)]
+        return [Token(token_id, 0.0, [(token_id, 0.0)][: self._logprobs])]
+
+    def reset(self) -> None:
+        self.tokens = []
+
+
+def load_script(model: str) -> Script:
+    """Read the script that `model`, `scripted:FILE.jsonl`, names.
+
+    Raises:
+        ModelFileError: the file is missing, empty, or has a wrong line; names the line and the item.
+    """
+    path = Path(model.removeprefix(PREFIX)).expanduser()
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelFileError(f"{path}: cannot be read: {error}") from error
+    lines = []
+    for number, raw in enumerate(text.split("\n"), 1):
+        if raw.strip():
+            where = f"{path}:{number}"
+            try:
+                items = msgspec.json.decode(raw)
+            except msgspec.DecodeError as error:
+                raise ModelFileError(f"{where}: is not JSON: {error}") from error
+            if not isinstance(items, list):
+                raise ModelFileError(f"{where}: is not a list of tokens")
+            lines.append([_item(item, f"{where}: item {i}") for i, item in enumerate(items, 1)])
+    if not lines:
+        raise ModelFileError(f"{path}: holds no line; a script has one JSON list of tokens per line")
+    return Script(path, lines)
+
+
+def _item(item: Any, where: str) -> Item:
+    match item:
+        case "" | []:
+            raise ModelFileError(f"{where}: a token without bytes")
+        case str():
+            return item.encode()
+        case list():
+            for byte in item:
+                if type(byte) is not int or not 0 <= byte <= 255:
+                    raise ModelFileError(f"{where}: {byte!r} is not a byte value, 0 to 255")
+            return bytes(item)
+        case {"sleep": int() | float() as seconds, **rest} if not rest and type(seconds) is not bool and seconds >= 0:
+            return Sleep(float(seconds))
+        case {"crash": True, **rest} if not rest:
+            return Crash()
+    raise ModelFileError(
+        f'{where}: {item!r} is no token: write a string, a list of bytes, {{"sleep": seconds}} or {{"crash": true}}'
+    )

@@ -1,0 +1,172 @@
+"""The engine process: `python -m strata.engine.worker`, started by `engine/process.py`.
+
+Its first line of standard input says what to load and where the server listens; the rest of standard
+input says, by ending, that the server is gone. Standard error is its log.
+"""
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+import psutil
+import torch
+import zmq
+
+from strata.engine.lane import Lane, ModelLane
+from strata.engine.messages import (
+    Cancel,
+    EngineConfig,
+    Event,
+    Failed,
+    Generate,
+    Hello,
+    LoadProgress,
+    ModelInfo,
+    Ping,
+    Pong,
+    Ready,
+    Shutdown,
+    decode_request,
+    encode,
+)
+from strata.engine.process import Launch
+from strata.engine.scheduler import Scheduler
+from strata.engine.scripted import CONTEXT_LENGTH, PREFIX, load_script
+from strata.errors import StrataError
+from strata.models import load_model, open_checkpoint
+
+LINGER_MS = 1000  # for the last events to leave
+
+
+class Worker:
+    """A model behind a socket."""
+
+    def __init__(self, socket: zmq.Socket, config: EngineConfig):
+        self.socket = socket
+        lanes, info = (load_scripted if config.model.startswith(PREFIX) else load)(config, self.emit)
+        self.scheduler = Scheduler(lanes, info.vocab_size, info.context_length, self.emit, self.receive)
+        self.leaving = False
+        self.emit(Ready(info))
+
+    def emit(self, event: Event) -> None:
+        self.socket.send(encode(event))
+
+    def serve(self) -> None:
+        """Answer until `Shutdown`."""
+        while not self.leaving:
+            if self.scheduler.busy:
+                self.scheduler.step()
+            else:
+                self.socket.poll()
+                self.receive()
+        self.scheduler.cancel_all()
+
+    def receive(self) -> None:
+        """Take up all messages that have arrived."""
+        while self.socket.poll(0):
+            match decode_request(self.socket.recv()):
+                case Generate() as request:
+                    self.scheduler.submit(request)
+                case Cancel(id=request_id):
+                    self.scheduler.cancel(request_id)
+                case Ping():
+                    self.emit(Pong(self.scheduler.totals()))
+                case Shutdown():
+                    self.leaving = True
+
+
+def load(config: EngineConfig, emit) -> tuple[list[Lane], ModelInfo]:
+    """Lanes that share the model at path `config.model`."""
+    start = time.monotonic()
+    path = Path(config.model)
+    emit(LoadProgress(0, 2, f"opening {path.name}"))
+    threads = config.threads or usable_cores()
+    torch.set_num_threads(threads)
+    checkpoint = open_checkpoint(path)
+    emit(LoadProgress(1, 2, f"building {checkpoint.architecture}"))
+    cache_bytes = psutil.virtual_memory().available // 2 if config.cache_bytes is None else config.cache_bytes
+    model = load_model(checkpoint, cache_bytes)
+    info = ModelInfo(
+        name=checkpoint.metadata.get("general.name") or path.stem,
+        architecture=checkpoint.architecture,
+        vocab_size=model.config.vocab_size,
+        context_length=min(config.context or model.config.context_length, model.config.context_length),
+        load_s=time.monotonic() - start,
+        memory={
+            "mapped file": sum(tensor.num_bytes for tensor in checkpoint.tensors.values()),
+            "RAM decoded weights, at most": min(cache_bytes, decoded_bytes(checkpoint.tensors.values())),
+        },
+        threads=threads,
+        kernels=f"torch {torch.__version__}, CPU, float32",
+    )
+    return [ModelLane(model, config.checkpoint_bytes) for _ in range(config.lanes)], info
+
+
+def load_scripted(config: EngineConfig, emit) -> tuple[list[Lane], ModelInfo]:
+    """Lanes that recite a script; they share the order of its lines."""
+    start = time.monotonic()
+    script = load_script(config.model)
+    info = ModelInfo(
+        name=script.path.stem,
+        architecture="scripted",
+        vocab_size=script.vocabulary.vocab_size,
+        context_length=config.context or CONTEXT_LENGTH,
+        load_s=time.monotonic() - start,
+        memory={},
+        threads=1,
+        kernels="none",
+    )
+    return [script.new_lane() for _ in range(config.lanes)], info
+
+
+def decoded_bytes(tensors) -> int:
+    """Bytes of tensors as float32."""
+    return sum(4 * int(torch.Size(tensor.shape).numel()) for tensor in tensors)
+
+
+def usable_cores() -> int:
+    """Physical cores, no more than the CPUs that this process may run on."""
+    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
+    if hasattr(os, "sched_getaffinity"):
+        cores = min(cores, len(os.sched_getaffinity(0)))
+    return cores
+
+
+def _leave_with_parent() -> None:
+    """End this process, whatever it computes, when standard input ends."""
+    # `os.read`: a thread that waits inside `sys.stdin` makes the interpreter abort at its exit.
+    while os.read(0, 4096):
+        pass
+    os._exit(1)
+
+
+def main() -> int:
+    """Run one engine; returns the exit status."""
+    faulthandler.enable(all_threads=False)  # a crash in native code leaves its stack in the log
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl+C reaches the whole group; the server decides
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
+        socket.set_hwm(0)
+        socket.setsockopt(zmq.LINGER, LINGER_MS)
+        socket.connect(f"tcp://127.0.0.1:{launch.port}")
+        socket.send(encode(Hello(launch.token)))
+        try:
+            worker = Worker(socket, launch.config)
+        except StrataError as error:
+            socket.send(encode(Failed("", str(error), "load_failed")))
+            return 1
+        worker.serve()
+    return 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
