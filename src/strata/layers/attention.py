@@ -1,8 +1,13 @@
-"""Keys and values of one sequence in one attention layer."""
+"""Causal attention with grouped key-value heads, and the keys and values a sequence keeps for it."""
 
 import torch
 
+from strata.layers.linear import Linear
+from strata.layers.norm import RMSNorm
+from strata.layers.weights import Weights
+from strata.models.config import ModelConfig
 from strata.ops.attention import attend
+from strata.ops.rotary import rotate
 
 
 class KVState:
@@ -45,4 +50,62 @@ class KVState:
         return (self._k.numel() + self._v.numel()) * self._k.element_size()
 
 
-__all__ = ["KVState", "attend"]
+class Attention:
+    """`attn_output(softmax(q k^T / sqrt(dim)) v)` with rotary positions.
+
+    Args:
+        weights: the checkpoint's weights.
+        prefix: `blk.N`.
+        config: head counts and lengths.
+        interleaved: pairing of the rotary positions, see `ops.rotary.rotate`.
+        qk_norm: normalise each head of q and k (`attn_q_norm`, `attn_k_norm`) before the rotation, as Qwen3.
+        window: attend to this many last positions only; None for all.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        config: ModelConfig,
+        interleaved: bool = False,
+        qk_norm: bool = False,
+        window: int | None = None,
+    ):
+        self.config = config
+        self.interleaved = interleaved
+        self.window = window
+        width, num_heads, num_kv = config.embedding_length, config.head_count, config.head_count_kv
+        self.attn_q = Linear(weights, f"{prefix}.attn_q.weight", num_heads * config.key_length, width)
+        self.attn_k = Linear(weights, f"{prefix}.attn_k.weight", num_kv * config.key_length, width)
+        self.attn_v = Linear(weights, f"{prefix}.attn_v.weight", num_kv * config.value_length, width)
+        self.attn_output = Linear(
+            weights, f"{prefix}.attn_output.weight", width, num_heads * config.value_length
+        )
+        self.attn_q_norm = self.attn_k_norm = None
+        if qk_norm:
+            self.attn_q_norm = RMSNorm(
+                weights, f"{prefix}.attn_q_norm.weight", config.key_length, config.rms_epsilon
+            )
+            self.attn_k_norm = RMSNorm(
+                weights, f"{prefix}.attn_k_norm.weight", config.key_length, config.rms_epsilon
+            )
+
+    def new_state(self) -> KVState:
+        return KVState(self.config.head_count_kv, self.config.key_length, self.config.value_length)
+
+    def __call__(
+        self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], state: KVState
+    ) -> torch.Tensor:
+        """float32 `[n, width]` -> `[n, width]`; `angles` are `Rotary.angles` of the `n` positions."""
+        q = self.attn_q(x).unflatten(-1, (self.config.head_count, -1))  # [n, heads, dim]
+        k = self.attn_k(x).unflatten(-1, (self.config.head_count_kv, -1))
+        v = self.attn_v(x).unflatten(-1, (self.config.head_count_kv, -1))
+        if self.attn_q_norm is not None and self.attn_k_norm is not None:
+            q, k = self.attn_q_norm(q), self.attn_k_norm(k)
+        q, k = rotate(q, *angles, self.interleaved), rotate(k, *angles, self.interleaved)
+        k, v = state.append(k, v)
+        out = attend(q, k, v, self.config.key_length**-0.5, self.window)
+        return self.attn_output(out.flatten(1))
+
+
+__all__ = ["Attention", "KVState", "attend"]

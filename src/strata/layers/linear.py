@@ -6,15 +6,21 @@ from strata.layers.weights import Weights
 
 
 class Linear:
-    """`y = x @ W.T` for the matrix `name` of shape `[num_out, num_in]`; float32 in and out."""
+    """`y = x @ W.T` for the matrix `name` of shape `[num_out, num_in]`; float32 in and out.
+
+    Where the checkpoint has a bias for it (`X.bias` beside `X.weight`), the bias is added.
+    """
 
     def __init__(self, weights: Weights, name: str, num_out: int, num_in: int):
         self.weights = weights
         self.name = weights.require(name, num_out, num_in)
+        bias = name.removesuffix(".weight") + ".bias"
+        self.bias = weights.require(bias, num_out) if bias in weights else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` float32 `[..., num_in]` -> float32 `[..., num_out]`."""
-        return x @ self.weights.get(self.name).T
+        y = x @ self.weights.get(self.name).T
+        return y if self.bias is None else y + self.weights.get(self.bias)
 
 
 class Embedding:

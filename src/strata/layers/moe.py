@@ -2,11 +2,24 @@
 
 import torch
 
+from strata.errors import ModelFileError, UnsupportedModelError
 from strata.layers.feed_forward import FeedForward
 from strata.layers.linear import Linear
 from strata.layers.weights import Weights
 from strata.ops.activation import swiglu
 from strata.ops.router import route
+
+
+def require_softmax_router(weights: Weights) -> None:
+    """Refuse the keys by which other models change the router: they would be ignored silently."""
+    checkpoint = weights.checkpoint
+    for name in ("expert_gating_func", "expert_weights_scale", "expert_group_count"):
+        key = f"{checkpoint.architecture}.{name}"
+        value = checkpoint.metadata.get(key, 1)
+        if value not in (0, 1):  # 0 stands for "not set"; 1 for softmax, no scale, one group
+            raise UnsupportedModelError(
+                f"{checkpoint.path}: {key} is {value!r}; Strata has the plain softmax router only ({key} 1)"
+            )
 
 
 class Experts:
@@ -38,6 +51,10 @@ class Experts:
         shared_length: int = 0,
         normalize: bool = True,
     ):
+        if expert_used_count > expert_count:
+            raise ModelFileError(
+                f"{weights.checkpoint.path}: {prefix} has {expert_count} experts, not {expert_used_count} to use"
+            )
         self.weights = weights
         self.prefix = prefix
         self.expert_used_count = expert_used_count

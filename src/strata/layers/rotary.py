@@ -22,7 +22,7 @@ class RopeScaling:
     type: str = "none"  # none, linear or yarn
     factor: float = 1.0
     original_context_length: int = 0
-    attention_factor: float | None = None  # factor of cos and sin; None: YaRN's 1 + 0.1 ln(factor)
+    attention_factor: float = 1.0  # of cos and sin; YaRN multiplies it by its own
     beta_fast: float = 32.0  # yarn: pairs that turn more often than this keep their frequency
     beta_slow: float = 1.0  # yarn: pairs that turn less often are interpolated
 
@@ -40,14 +40,12 @@ class RopeScaling:
             raise UnsupportedModelError(
                 f"{path}: {prefix}rope.scaling.type is {type!r}; Strata has none, linear and yarn"
             )
-        attention_factor = None
-        if prefix + "rope.scaling.attn_factor" in keys.checkpoint.metadata:
-            attention_factor = keys.number("rope.scaling.attn_factor") * yarn_attention_factor(factor)
+        attention_factor = keys.number("rope.scaling.attn_factor", 1.0)
         return cls(
             type=type,
             factor=factor,
             original_context_length=keys.count("rope.scaling.original_context_length", context_length),
-            attention_factor=attention_factor,
+            attention_factor=attention_factor * keys.number("rope.scaling.yarn_attn_factor", 1.0),
             beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
             beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
         )
@@ -83,23 +81,29 @@ class Rotary:
         self.inv_freq = 1.0 / freq_base**exponents
         if factors is not None:
             self.inv_freq = self.inv_freq / factors
-        self.attention_factor = 1.0
+        self.attention_factor = scaling.attention_factor
         if scaling.type == "linear":
             self.inv_freq = self.inv_freq / scaling.factor
         elif scaling.type == "yarn":
             kept = _yarn_kept(dimension_count, freq_base, scaling)
             self.inv_freq = self.inv_freq / scaling.factor * (1 - kept) + self.inv_freq * kept
-            self.attention_factor = scaling.attention_factor or yarn_attention_factor(scaling.factor)
+            self.attention_factor *= yarn_attention_factor(scaling.factor)
 
     @classmethod
     def from_checkpoint(cls, config: ModelConfig, weights: Weights, interleaved: bool = False) -> "Rotary":
         """As the metadata and, where there is one, the tensor `rope_freqs.weight` say."""
+        count = config.rope_dimension_count
+        if count % 2 or count > config.key_length:
+            raise ModelFileError(
+                f"{weights.checkpoint.path}: {count} rotated values (rope.dimension_count) do not make pairs "
+                f"within a head of {config.key_length}"
+            )
         factors = None
         if "rope_freqs.weight" in weights:
-            name = weights.require("rope_freqs.weight", config.rope_dimension_count // 2)
+            name = weights.require("rope_freqs.weight", count // 2)
             factors = weights.get(name)
         scaling = RopeScaling.from_keys(Keys(weights.checkpoint), config.context_length)
-        return cls(config.rope_dimension_count, config.rope_freq_base, interleaved, scaling, factors)
+        return cls(count, config.rope_freq_base, interleaved, scaling, factors)
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, float32 `[n, dimension_count / 2]`, of int64 `positions` `[n]`."""

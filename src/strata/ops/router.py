@@ -19,7 +19,7 @@ def route(logits: torch.Tensor, num_used: int, normalize: bool = True) -> tuple[
     """
     probabilities = logits.softmax(-1)
     # torch.topk leaves the order of equal values open; a stable sort keeps the lowest index first
-    chosen = probabilities.sort(-1, descending=True, stable=True)
+    chosen = probabilities.sort(dim=-1, descending=True, stable=True)
     weights, experts = chosen.values[:, :num_used], chosen.indices[:, :num_used]
     if normalize:
         weights = weights / weights.sum(-1, keepdim=True)
