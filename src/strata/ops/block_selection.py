@@ -29,6 +29,6 @@ def select_blocks(q: torch.Tensor, block_keys: torch.Tensor, num_complete: torch
         scores = (q[rows] @ block_keys.T).relu().sum(1)  # [rows, blocks]
         scores.masked_fill_(blocks >= num_complete[rows, None], float("-inf"))
         # torch.topk leaves the order of equal values open; a stable sort keeps the lowest index first
-        order = scores.sort(-1, descending=True, stable=True).indices
+        order = scores.sort(dim=-1, descending=True, stable=True).indices
         chosen[rows] = order[:, :budget].sort(-1).values
     return chosen
