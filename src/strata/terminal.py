@@ -8,11 +8,11 @@ from rich.console import Console
 from strata.client import Delta
 
 # A model's text must not move the cursor, rename the window or write to the clipboard (CWE-150).
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def harmless(text: str) -> str:
-    """`text` without control characters other than newline and tab."""
+    """`text` without control characters other than newline and tab, and without lone surrogates."""
     return _CONTROL.sub("", text)
 
 

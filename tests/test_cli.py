@@ -1,0 +1,150 @@
+"""The command line from outside: exit codes, one-line errors, help."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from strata import __version__
+from strata.cli import COMMANDS, main
+from strata.options import EMBEDDED_MODEL, flag_name, options_of
+from tests.conftest import clean_environment
+
+
+def test_version(run_strata):
+    answer = run_strata("--version")
+    assert (answer.returncode, answer.stdout) == (0, f"strata {__version__}\n")
+
+
+def test_version_imports_nothing_heavy():
+    code = "import sys, strata.cli; strata.cli.main(['--version']); print(*sys.modules)"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not {"torch", "numpy", "fastapi", "huggingface_hub"} & set(answer.stdout.split())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_help_lists_every_option_of_the_schema(command, capsys):
+    assert main([command, "--help"]) == 0
+    text = capsys.readouterr().out
+    for name in options_of(command):
+        assert flag_name(name) in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (["srv"], "No such command 'srv'"),
+        (["serve", "--prt", "1"], "No such option: --prt"),
+        (["serve", "--port", "x"], "strata: --port: 'x' is not allowed"),
+        (["serve", "--port"], "requires an argument"),
+        (["pull"], "Missing argument"),
+        (["logits"], "strata: --tokens is missing"),
+    ],
+)
+def test_wrong_usage_exits_with_2(line, message, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert main(line) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_bad_config_file_exits_with_2(run_strata, tmp_path):
+    (tmp_path / "strata.toml").write_text("prot = 80\n")
+    answer = run_strata("serve")
+    assert answer.returncode == 2
+    assert answer.stderr == f"strata: {tmp_path}/strata.toml:1: unknown option 'prot'; did you mean 'port'?\n"
+
+
+def test_brackets_in_an_error_are_shown(run_strata):
+    answer = run_strata("logits", "--model", "/none/[red]x.gguf", "--tokens", "t.json", "--out", "o.npy")
+    assert answer.returncode == 1
+    assert "t.json" in answer.stderr and "Traceback" not in answer.stderr
+
+
+class TestLogits:
+    @pytest.fixture
+    def tokens(self, tmp_path):
+        def write(value):
+            path = tmp_path / "tokens.json"
+            path.write_text(value if isinstance(value, str) else json.dumps(value))
+            return str(path)
+
+        return write
+
+    @pytest.mark.slow
+    def test_every_position_has_its_logits(self, run_strata, tokens, tmp_path):
+        from strata.models import load_model, open_checkpoint
+
+        ids = [(7 * i) % 7995 for i in range(300)]  # more than one chunk
+        answer = run_strata("logits", "--tokens", tokens(ids), "--out", "logits.npy", timeout=120)
+        assert answer.returncode == 0, answer.stderr
+        logits = np.load(tmp_path / "logits.npy")
+        assert logits.dtype == np.float32 and logits.shape == (300, 8192)
+        model = load_model(open_checkpoint(EMBEDDED_MODEL), 2**30)
+        alone = model.forward(ids[:5], model.new_state(), all_logits=True).numpy()
+        np.testing.assert_allclose(logits[:5], alone, rtol=0, atol=1e-3)
+        assert not list(tmp_path.glob("*.part"))
+
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("{", "is not JSON"),
+            ("[]", "holds no list of token ids"),
+            ('{"a": 1}', "holds no list of token ids"),
+            ("[1, [2]]", "item 1 is [2], not a token id"),
+            ("[1, 2.0]", "item 1 is 2.0, not a token id"),
+            ("[true]", "item 0 is true, not a token id"),
+        ],
+    )
+    def test_a_bad_token_file_is_named(self, tokens, text, message, capsys):
+        assert main(["logits", "--tokens", tokens(text), "--out", "o.npy"]) == 1
+        error = capsys.readouterr().err
+        assert "tokens.json" in error and message in error
+
+    def test_an_id_beyond_the_vocabulary_is_named_with_both_numbers(self, tokens, capsys, tmp_path):
+        assert main(["logits", "--tokens", tokens([1, 8192]), "--out", str(tmp_path / "o.npy")]) == 1
+        assert "item 1 is token 8192; the model's vocabulary has 8192 tokens" in capsys.readouterr().err
+        assert not list(tmp_path.glob("o.npy*"))
+
+    def test_a_scripted_model_has_no_logits(self, tokens, capsys):
+        line = ["logits", "--model", "scripted:x.jsonl", "--tokens", tokens([1]), "--out", "o.npy"]
+        assert main(line) == 1
+        assert "a scripted model has no logits" in capsys.readouterr().err
+
+    def test_a_folder_that_is_not_there_is_named(self, tokens, capsys):
+        assert main(["logits", "--tokens", tokens([1]), "--out", "/none/o.npy"]) == 1
+        assert "/none/o.npy: cannot be written: No such file" in capsys.readouterr().err
+
+
+def test_arguments_of_test_go_to_pytest(run_strata):
+    answer = run_strata("test", "--collect-only", "-q", "tests/test_cli.py", "-k", "test_version")
+    assert answer.returncode == 0, answer.stdout
+    assert "test_version" in answer.stdout and "TestLogits" not in answer.stdout
+
+
+def test_pytests_exit_code_is_ours(run_strata):
+    assert run_strata("test", "-q", "tests/test_cli.py", "-k", "no_such_test").returncode == 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of a terminal")
+def test_ctrl_c_while_serving_is_quiet(tmp_path):
+    script = tmp_path / "script.jsonl"
+    script.write_text('["Hi"]\n')
+    server = subprocess.Popen(
+        [sys.executable, "-m", "strata", "serve", "--model", f"scripted:{script}", "--port", "0"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+        text=True,
+        cwd=tmp_path,
+    )
+    assert "http://127.0.0.1:" in server.stdout.readline()
+    server.send_signal(signal.SIGINT)
+    started = time.monotonic()
+    _, error = server.communicate(timeout=20)
+    assert server.returncode in (0, 130)
+    assert "Traceback" not in error
+    assert time.monotonic() - started < 10
