@@ -5,7 +5,7 @@ from contextlib import closing
 from rich.console import Console
 
 from strata.client import ChatClient, ServerError
-from strata.commands.resolve import model_path
+from strata.commands.model_path import with_model_path
 from strata.local_server import LocalServer
 from strata.options import Options
 from strata.terminal import line_reader, read_message, show_answer
@@ -25,7 +25,7 @@ def run(options: Options) -> None:
         with ChatClient(options.url, options.api_key) as client:
             Chat(options, client, console).run()
         return
-    options = options.model_copy(update={"model": model_path(options)})  # a download shows its own progress
+    options = with_model_path(options)  # a download shows its own progress
     with LocalServer(options) as server:
         with console.status("loading the model"):
             url = server.wait_ready()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rich.console import Console
 
 from strata.client import ChatClient, Delta
-from strata.commands.resolve import model_path
+from strata.commands.model_path import with_model_path
 from strata.local_server import LocalServer
 from strata.options import Options
 from strata.terminal import show_answer
@@ -46,7 +46,7 @@ class Stopwatch:
 def run(options: Options) -> None:
     """Run the demo; with `--stay` the server goes on until Ctrl+C."""
     console = Console()
-    options = options.model_copy(update={"model": model_path(options)})
+    options = with_model_path(options)
     with LocalServer(options) as server:
         with console.status("loading the model"):
             url = server.wait_ready()

@@ -4,10 +4,11 @@ import json
 from pathlib import Path
 
 import numpy as np
+import psutil
 from rich.console import Console
 from rich.progress import track
 
-from strata.commands.resolve import resolve
+from strata.commands.model_path import model_path
 from strata.errors import StrataError
 from strata.options import Options
 
@@ -20,14 +21,16 @@ def run(options: Options) -> None:
     """
     import torch
 
+    from strata.engine.worker import usable_cores
     from strata.models import load_model, open_checkpoint
 
     if options.model.startswith("scripted:"):
         raise StrataError(f"{options.model}: a scripted model has no logits; name a GGUF file or a folder")
     tokens = read_tokens(options.tokens)
-    options = resolve(options)
-    torch.set_num_threads(options.threads)
-    model = load_model(open_checkpoint(options.model), options.cache_mib * 2**20)
+    torch.set_num_threads(options.threads or usable_cores())
+    free_bytes = psutil.virtual_memory().available
+    cache_bytes = free_bytes // 2 if options.cache_mib is None else options.cache_mib * 2**20
+    model = load_model(open_checkpoint(model_path(options)), cache_bytes)
     check_tokens(tokens, model.config.vocab_size, options.tokens)
     write_logits(model, tokens, options.out)
     Console(stderr=True).print(f"{options.out}: float32 [{len(tokens)}, {model.config.vocab_size}]")

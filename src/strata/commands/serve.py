@@ -4,7 +4,7 @@ import os
 import signal
 import threading
 
-from strata.commands.resolve import resolve
+from strata.commands.model_path import with_model_path
 from strata.options import Options
 
 
@@ -14,7 +14,7 @@ def run(options: Options) -> None:
 
     if options.attached:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
-    run_server(resolve(options), on_ready=_announce)
+    run_server(with_model_path(options), on_ready=_announce)
 
 
 def _announce(url: str) -> None:
