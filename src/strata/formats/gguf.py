@@ -132,7 +132,7 @@ def _architecture(part: _Part) -> str:
         kind = "mmproj"
     if kind != "model":
         raise UnsupportedModelError(
-            f"{part.path}: general.type is {kind!r}: this file goes with a model and is not one itself"
+            f"{part.path}: general.type is {kind!r:.60}: this file goes with a model and is not one itself"
         )
     if not isinstance(architecture, str) or not architecture:
         raise ModelFileError(

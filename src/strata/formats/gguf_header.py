@@ -16,7 +16,7 @@ import numpy as np
 from strata.errors import ModelFileError, UnsupportedModelError
 
 MAX_DIMENSIONS = 4  # ggml's GGML_MAX_DIMS
-MAX_NAME_BYTES = 65535  # what the format allows for a key
+MAX_NAME_BYTES = 1024  # of a key or tensor; ggml stops at 64 for tensors, no known key is longer either
 MAX_ENTRIES = 1 << 16  # keys, or tensors, of one file; the largest models have a few thousand
 DEFAULT_ALIGNMENT = 32
 # Metadata as Python objects may take twice the file's size, or this much for a file without weights.
@@ -30,6 +30,7 @@ _SCALARS = {
 }  # fmt: skip
 # What a Python object takes at most: a list's pointer and the object it points to.
 _NUMBER_OBJECT_BYTES, _STRING_OBJECT_BYTES = 40, 72
+_BYTES_PER_TEXT_BYTE = 5  # the bytes while they are decoded, and four for each character after one emoji
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 
@@ -171,7 +172,7 @@ def _read_tensor(cursor: "_Cursor", what: str) -> TensorEntry:
 
 
 def _shown(value: Any) -> str:
-    text = repr(value)
+    text = repr(value[:80] if isinstance(value, str | list) else value)
     return text if len(text) <= 80 else text[:77] + "..."
 
 
@@ -234,7 +235,7 @@ class _Cursor:
         raw = bytes(self.data[start : start + length])
         name = raw.decode("utf-8", errors="replace")
         if not name.isprintable() or "\ufffd" in name:  # names are shown to people
-            raise ModelFileError(f"{self.file}: the name of {what} is not printable text: {_shown(raw)}")
+            raise ModelFileError(f"{self.file}: the name of {what} is not printable text: {raw[:40]!r}")
         return name
 
     def value(self, key: str) -> Any:
@@ -243,7 +244,7 @@ class _Cursor:
         if kind == _STRING:
             length = self.u64(f"the value of key {key!r}")
             start = self.take(length, f"the value of key {key!r}")
-            self.spend(_STRING_OBJECT_BYTES + length, f"key {key!r}")
+            self.spend(_STRING_OBJECT_BYTES + length * _BYTES_PER_TEXT_BYTE, f"key {key!r}")
             return bytes(self.data[start : start + length]).decode("utf-8", errors="replace")
         if kind == _ARRAY:
             return self.array(key)
@@ -287,7 +288,7 @@ class _Cursor:
         if position > self.size:
             self.position = start
             self.take(position - start, what)
-        self.spend(position - start - 8 * count, what)
+        self.spend((position - start - 8 * count) * _BYTES_PER_TEXT_BYTE, what)
         self.position = position
         return partial(_decode_strings, data, start, position, count)
 

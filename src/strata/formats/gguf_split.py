@@ -36,12 +36,13 @@ def all_parts(path: Path) -> list[Path]:
         ModelFileError: parts are missing (the text lists them) or the name's numbers make no sense.
     """
     part = part_name(path.name)
-    if part is None:
+    if part is None or not path.is_file():
         return [path]
     if not 1 <= part.number <= part.count:
         raise ModelFileError(f"{path}: is named part {part.number} of {part.count}")
     parts = [path.with_name(part.sibling(number)) for number in range(1, part.count + 1)]
-    missing = [p.name for p in parts if not p.is_file()]
+    present = {p.name for p in path.parent.iterdir()}  # one listing: the name may say 99,999 parts
+    missing = [p.name for p in parts if p.name not in present]
     if missing:
         shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
         raise ModelFileError(f"{path}: {len(missing)} of {part.count} parts are missing beside it: {shown}")
@@ -63,19 +64,19 @@ def check_part(path: Path, metadata: Any, index: int, count: int, num_tensors: i
         return
     if count == 1:
         raise ModelFileError(
-            f"{path}: is one part of {stated_count!r} (split.count); "
+            f"{path}: is one part of {stated_count!r:.40} (split.count); "
             "rename the parts to NAME-00001-of-0000N.gguf and keep them in one folder"
         )
     if stated_count != count:
         raise ModelFileError(
-            f"{path}: split.count is {stated_count!r}, its name says {count}: it is from another split"
+            f"{path}: split.count is {stated_count!r:.40}, its name says {count}: it is from another split"
         )
     if metadata.get("split.no") != index:
         raise ModelFileError(
-            f"{path}: is named part {index + 1}, its split.no is {metadata.get('split.no')!r} and not {index}"
+            f"{path}: is named part {index + 1}, its split.no is {metadata.get('split.no')!r:.40} and not {index}"
         )
     stated_tensors = metadata.get("split.tensors.count")
     if stated_tensors != num_tensors:
         raise ModelFileError(
-            f"{path}: split.tensors.count is {stated_tensors!r}, the {count} parts have {num_tensors} tensors"
+            f"{path}: split.tensors.count is {stated_tensors!r:.40}, the {count} parts have {num_tensors} tensors"
         )
