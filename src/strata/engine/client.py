@@ -47,15 +47,22 @@ class EngineClient:
     Args:
         config: the engine to run.
         echo: called with each line of the engine's standard error (from a thread).
+
+    Attributes:
+        state: "loading" from a start to its model's readiness, "dead" after an end that nobody asked for.
+        info: the model of the present engine, or of the last one.
+        progress: how far a loading engine is.
+        failure: why the last engine died or did not load; None once another is started.
+        num_running: requests between the call of `generate` and its end, queued ones included.
     """
 
     def __init__(self, config: EngineConfig, echo: Callable[[str], None] | None = None):
         self.config = config
         self.state: State = "stopped"
-        self.info: ModelInfo | None = None  # of the present or the last engine
-        self.progress: LoadProgress | None = None  # while loading
-        self.failure: str | None = None  # why the last engine died
-        self.num_running = 0  # requests between the call of `generate` and its end
+        self.info: ModelInfo | None = None
+        self.progress: LoadProgress | None = None
+        self.failure: str | None = None
+        self.num_running = 0
         self._echo = echo
         self._worker: WorkerProcess | None = None
         self._loaded: asyncio.Future[None]  # of `_worker`
@@ -166,9 +173,7 @@ class EngineClient:
             case Failed(id=""):
                 self.failure = event.message
             case Failed():
-                fault = event.code in _CLIENT_FAULTS
-                error = RequestError(event.message, "prompt", event.code) if fault else EngineError(event.message)
-                self._deliver(event.id, error)
+                self._deliver(event.id, _error(event))
             case Progress() | Tokens() | Finished():
                 self._deliver(event.id, event)
 
@@ -203,6 +208,12 @@ class EngineClient:
                 ping.set_exception(answer)
             else:
                 ping.set_result(answer)
+
+
+def _error(event: Failed) -> StrataError:
+    if event.code in _CLIENT_FAULTS:
+        return RequestError(event.message, event.field, event.code)
+    return EngineError(event.message)
 
 
 def _ending(status: int) -> str:

@@ -135,13 +135,14 @@ class Finished(msgspec.Struct, tag=True, frozen=True):
 class Failed(msgspec.Struct, tag=True, frozen=True):
     """A request's end by an error, or with `id` "" the engine's end because the model does not load.
 
-    `code` is "context_length_exceeded", "invalid_request" (both the client's), "internal_error" or
-    "load_failed".
+    `code` is "context_length_exceeded", "invalid_request" (both the client's fault, in `field` of
+    `Generate`), "internal_error" or "load_failed".
     """
 
     id: str
     message: str
     code: str
+    field: str | None = None
 
 
 class Totals(msgspec.Struct):

@@ -27,7 +27,8 @@ def philox4x32(counter: np.ndarray, key: int) -> np.ndarray:
     for i in range(ROUNDS):
         k0, k1 = (words + np.uint64(i) * _WEYL) & _LOW
         product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
-        c0, c1, c2, c3 = (product1 >> _32) ^ c1 ^ k0, product1 & _LOW, (product0 >> _32) ^ c3 ^ k1, product0 & _LOW
+        c0, c1 = (product1 >> _32) ^ c1 ^ k0, product1 & _LOW
+        c2, c3 = (product0 >> _32) ^ c3 ^ k1, product0 & _LOW
     return np.stack([c0, c1, c2, c3], axis=1).astype(np.uint32)
 
 

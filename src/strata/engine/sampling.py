@@ -89,7 +89,7 @@ class Sampler:
 
 
 def _filtered(ids: np.ndarray, x: np.ndarray, p: SamplingParams) -> tuple[np.ndarray, np.ndarray]:
-    """What top-k, min-p and top-p keep of `ids` (ascending) with scaled logits `x` (maximum 0); never nothing."""
+    """What top-k, min-p and top-p keep of `ids` (ascending) by their scaled logits `x` (maximum 0)."""
     if 0 < p.top_k < len(ids):
         keep = np.sort(_largest(x, p.top_k))
         ids, x = ids[keep], x[keep]

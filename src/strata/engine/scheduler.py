@@ -86,7 +86,7 @@ class Scheduler:
             self._check(request)
         except RequestError as error:
             self._count(failed=1)
-            self._emit(Failed(request.id, str(error), error.code or "invalid_request"))
+            self._emit(Failed(request.id, str(error), error.code or "invalid_request", error.field))
             return
         room = self.context_length - len(request.prompt)
         wanted = request.sampling.max_tokens
@@ -118,7 +118,7 @@ class Scheduler:
 
     def _begin(self, job: _Job) -> None:
         """Give a request the free lane that holds most of its prompt; among equals, the longest unused."""
-        self._queue.remove(job)
+        self._queue.popleft()
         request = job.request
         job.lane = max(self._free, key=lambda lane: lane.match(request.prompt))
         self._free.remove(job.lane)
@@ -168,11 +168,12 @@ class Scheduler:
             else:
                 traceback.print_exc(file=sys.stderr)
                 message = f"the engine failed on this request: {type(error).__name__}: {error}"
-            if job.lane is not None:
-                job.lane.reset()
+            lane = job.lane
             self._release(job)
             self._count(failed=1)
             self._emit(Failed(job.request.id, message, "internal_error"))
+            if lane is not None:
+                lane.reset()
 
     def _finish(self, job: _Job, reason: str) -> None:
         self._release(job)
@@ -204,17 +205,19 @@ class Scheduler:
     def _check(self, request: Generate) -> None:
         num_tokens = len(request.prompt)
         if num_tokens == 0:
-            raise RequestError("the prompt is empty; it needs at least one token")
+            raise RequestError("the prompt is empty; it needs at least one token", "prompt")
         if num_tokens >= self.context_length:
             raise RequestError(
                 f"the prompt has {num_tokens} tokens, and the context of {self.context_length} tokens "
                 "must hold at least one more for the answer; shorten the prompt",
+                field="prompt",
                 code="context_length_exceeded",
             )
         for name, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
             wrong = next((i for i in ids if not 0 <= i < self.vocab_size), None)
             if wrong is not None:
-                raise RequestError(f"{name}: token id {wrong} is outside the vocabulary of {self.vocab_size}")
+                message = f"{name}: token id {wrong} is outside the vocabulary of {self.vocab_size} tokens"
+                raise RequestError(message, name)
 
     def _count(self, **counts: int) -> None:
         for name, count in counts.items():

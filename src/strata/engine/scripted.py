@@ -1,4 +1,4 @@
-"""The scripted model, `scripted:FILE.jsonl`: recites prepared answers, so that servers and agents can be tested.
+"""The scripted model, `scripted:FILE.jsonl`: recites prepared answers to test servers and agents with.
 
 Each line of the file is the JSON list of what one request gets, item by item:
 
@@ -34,6 +34,7 @@ from strata.models.base import PREFILL_CHUNK
 
 PREFIX = "scripted:"
 CONTEXT_LENGTH = 262_144
+_ITEMS = 'write a string, a list of byte values, {"sleep": seconds} or {"crash": true}'
 POLL_S = 0.005  # how long a sleeping lane may keep the others waiting
 
 CONTROL = (
@@ -74,6 +75,7 @@ class ScriptedVocabulary(Tokenizer):
         tokens = [letters[i] for i in range(256)] + special
         self._ids = {bytes([i]): i for i in range(256)} | {t.encode(): 256 + i for i, t in enumerate(special)}
         self._ids |= {piece: len(tokens) + i for i, piece in enumerate(new)}
+        letters_only = byte_level_bpe({letters[i]: i for i in range(256)}, [], PreTokenizer(None))
         types = [TokenType.NORMAL] * 256 + [TokenType.CONTROL] * len(CONTROL)
         types += [TokenType.USER_DEFINED] * len(USER_DEFINED) + [TokenType.NORMAL] * len(new)
         super().__init__(
@@ -81,7 +83,7 @@ class ScriptedVocabulary(Tokenizer):
                 source="script",
                 tokens=tokens + ["".join(letters[byte] for byte in piece) for piece in new],
                 types=types,
-                model=byte_level_bpe({letter: byte for byte, letter in letters.items()}, [], PreTokenizer(None)),
+                model=letters_only,
                 byte_level=True,
                 added=[AddedToken(text, self.id_of(text.encode()), text in CONTROL) for text in special],
                 eos_id=self.id_of(b"<|im_end|>"),
@@ -102,7 +104,8 @@ class Script:
     def __init__(self, path: Path, lines: list[list[Item]]):
         self.path = path
         self.lines = lines
-        self.vocabulary = ScriptedVocabulary(item for line in lines for item in line if isinstance(item, bytes))
+        items = itertools.chain.from_iterable(lines)
+        self.vocabulary = ScriptedVocabulary(item for item in items if isinstance(item, bytes))
         self._in_order = itertools.cycle(range(len(lines)))
 
     def line(self, seed: int | None) -> list[Item]:
@@ -206,10 +209,8 @@ def _item(item: Any, where: str) -> Item:
                 if type(byte) is not int or not 0 <= byte <= 255:
                     raise ModelFileError(f"{where}: {byte!r} is not a byte value, 0 to 255")
             return bytes(item)
-        case {"sleep": int() | float() as seconds, **rest} if not rest and type(seconds) is not bool and seconds >= 0:
+        case {"sleep": float() | int() as seconds} if len(item) == 1 and seconds >= 0:
             return Sleep(float(seconds))
-        case {"crash": True, **rest} if not rest:
+        case {"crash": True} if len(item) == 1:
             return Crash()
-    raise ModelFileError(
-        f'{where}: {item!r} is no token: write a string, a list of bytes, {{"sleep": seconds}} or {{"crash": true}}'
-    )
+    raise ModelFileError(f"{where}: {item!r} is no token; {_ITEMS}")

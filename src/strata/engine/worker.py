@@ -4,13 +4,14 @@ Its first line of standard input says what to load and where the server listens;
 input says, by ending, that the server is gone. Standard error is its log.
 """
 
-import contextlib
 import faulthandler
+import math
 import os
 import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import msgspec
@@ -39,6 +40,7 @@ from strata.engine.process import Launch
 from strata.engine.scheduler import Scheduler
 from strata.engine.scripted import CONTEXT_LENGTH, PREFIX, load_script
 from strata.errors import StrataError
+from strata.formats.checkpoint import TensorInfo
 from strata.models import load_model, open_checkpoint
 
 LINGER_MS = 1000  # for the last events to leave
@@ -49,7 +51,8 @@ class Worker:
 
     def __init__(self, socket: zmq.Socket, config: EngineConfig):
         self.socket = socket
-        lanes, info = (load_scripted if config.model.startswith(PREFIX) else load)(config, self.emit)
+        load = load_scripted if config.model.startswith(PREFIX) else load_checkpoint
+        lanes, info = load(config, self.emit)
         self.scheduler = Scheduler(lanes, info.vocab_size, info.context_length, self.emit, self.receive)
         self.leaving = False
         self.emit(Ready(info))
@@ -81,7 +84,7 @@ class Worker:
                     self.leaving = True
 
 
-def load(config: EngineConfig, emit) -> tuple[list[Lane], ModelInfo]:
+def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> tuple[list[Lane], ModelInfo]:
     """Lanes that share the model at path `config.model`."""
     start = time.monotonic()
     path = Path(config.model)
@@ -108,7 +111,7 @@ def load(config: EngineConfig, emit) -> tuple[list[Lane], ModelInfo]:
     return [ModelLane(model, config.checkpoint_bytes) for _ in range(config.lanes)], info
 
 
-def load_scripted(config: EngineConfig, emit) -> tuple[list[Lane], ModelInfo]:
+def load_scripted(config: EngineConfig, emit: Callable[[Event], None]) -> tuple[list[Lane], ModelInfo]:
     """Lanes that recite a script; they share the order of its lines."""
     start = time.monotonic()
     script = load_script(config.model)
@@ -125,9 +128,9 @@ def load_scripted(config: EngineConfig, emit) -> tuple[list[Lane], ModelInfo]:
     return [script.new_lane() for _ in range(config.lanes)], info
 
 
-def decoded_bytes(tensors) -> int:
+def decoded_bytes(tensors: Iterable[TensorInfo]) -> int:
     """Bytes of tensors as float32."""
-    return sum(4 * int(torch.Size(tensor.shape).numel()) for tensor in tensors)
+    return sum(4 * math.prod(tensor.shape) for tensor in tensors)
 
 
 def usable_cores() -> int:
@@ -168,5 +171,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    with contextlib.suppress(KeyboardInterrupt):
-        sys.exit(main())
+    sys.exit(main())
