@@ -53,7 +53,8 @@ class Experts:
     ):
         if expert_used_count > expert_count:
             raise ModelFileError(
-                f"{weights.checkpoint.path}: {prefix} has {expert_count} experts, not {expert_used_count} to use"
+                f"{weights.checkpoint.path}: {prefix} cannot use {expert_used_count} "
+                f"of {expert_count} experts"
             )
         self.weights = weights
         self.prefix = prefix
