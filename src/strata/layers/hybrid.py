@@ -43,7 +43,7 @@ def feed_forward(weights: Weights, prefix: str, config: ModelConfig) -> Experts 
     """The layer's experts with their shared expert, or a dense layer where it has no router."""
     keys = Keys(weights.checkpoint)
     router = weights.checkpoint.tensors.get(f"{prefix}.ffn_gate_inp.weight")
-    if router is None and not config.expert_count:
+    if router is None and (not config.expert_count or f"{prefix}.ffn_gate.weight" in weights):
         return FeedForward(weights, prefix, config.embedding_length, keys.count("feed_forward_length"))
     _check_router(keys)
     # files with some experts cut out may keep the key of the full model: the router says how many there are
