@@ -71,12 +71,14 @@ def check_part(path: Path, metadata: Any, index: int, count: int, num_tensors: i
         raise ModelFileError(
             f"{path}: split.count is {stated_count!r:.40}, its name says {count}: it is from another split"
         )
-    if metadata.get("split.no") != index:
+    stated_index = metadata.get("split.no")
+    if stated_index != index:
         raise ModelFileError(
-            f"{path}: is named part {index + 1}, its split.no is {metadata.get('split.no')!r:.40} and not {index}"
+            f"{path}: is named part {index + 1}, its split.no is {stated_index!r:.40} and not {index}"
         )
     stated_tensors = metadata.get("split.tensors.count")
     if stated_tensors != num_tensors:
         raise ModelFileError(
-            f"{path}: split.tensors.count is {stated_tensors!r:.40}, the {count} parts have {num_tensors} tensors"
+            f"{path}: split.tensors.count is {stated_tensors!r:.40}, "
+            f"the {count} parts have {num_tensors} tensors"
         )
