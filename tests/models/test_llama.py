@@ -13,6 +13,7 @@ from strata.models import load_model, open_checkpoint
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hf_models import (
     assert_agrees,
+    assert_same_model,
     gguf_tensors,
     prompt,
     relative_error,

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from strata.models import load_model, open_checkpoint
-from tests.helpers.hf_models import assert_agrees, save_gguf, save_hf, tiny
+from tests.helpers.hf_models import assert_agrees, assert_same_model, save_gguf, save_hf, tiny
 
 CACHE_BYTES = 1 << 24
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
