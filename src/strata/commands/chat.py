@@ -60,7 +60,8 @@ class Chat:
         """Read messages and answer them until the person leaves."""
         read_line = line_reader()
         if self.console.is_terminal:
-            self.console.print(f"[bold]{self.model}[/bold]  /help lists the commands, Ctrl+D leaves")
+            title = f"{self.model}   /help lists the commands, Ctrl+D leaves"
+            self.console.print(title, style="bold", markup=False, highlight=False)
         while True:
             try:
                 text = read_message(read_line).strip()

@@ -52,8 +52,8 @@ def run(options: Options) -> None:
             url = server.wait_ready()
         with ChatClient(url) as client:
             model = client.model_name()
-            console.print(f"[bold]{model}[/bold] at {url}/v1\n", highlight=False)
-            console.print(f"[bold]> {options.question}[/bold]\n", highlight=False)
+            say(console, f"{model} at {url}/v1\n", style="bold")
+            say(console, f"> {options.question}\n", style="bold")
             watch = Stopwatch()
             messages = [{"role": "user", "content": options.question}]
             stream = client.stream(model, messages, max_tokens=MAX_TOKENS, temperature=0)
@@ -73,23 +73,22 @@ def tokens_of(usage: dict) -> tuple[int, int]:
 def report(console: Console, health: dict, speeds: tuple[float, float]) -> None:
     """Print load time, speeds, and memory by tier."""
     prompt, decode = speeds
-    console.print()
-    console.print(f"load    {health['load_s']:8.2f} s", highlight=False)
-    console.print(f"prompt  {prompt:8.1f} tokens/s", highlight=False)
-    console.print(f"decode  {decode:8.1f} tokens/s", highlight=False)
+    say(console, f"\nload    {health['load_s']:8.2f} s")
+    say(console, f"prompt  {prompt:8.1f} tokens/s")
+    say(console, f"decode  {decode:8.1f} tokens/s")
     for tier, num_bytes in health["memory"].items():
-        console.print(f"memory  {num_bytes / 2**20:8.1f} MiB  {tier}", highlight=False)
+        say(console, f"memory  {num_bytes / 2**20:8.1f} MiB  {tier}")
 
 
 def advise(console: Console, url: str | None) -> None:
     """Say what to run next; `url` is the server that stays, if it does."""
-    chat = f"./strata chat --url {url}" if url else "./strata chat"
-    console.print()
-    for line in (
-        f"Talk to it            {chat}",
-        "Serve a bigger model  ./strata serve --model FILE.gguf",
-        "                      ./strata serve --model hf:owner/repo[:file]",
-    ):
-        console.print(line, highlight=False, markup=False)
+    say(console, f"\nTalk to it            ./strata chat{f' --url {url}' if url else ''}")
+    say(console, "Serve a bigger model  ./strata serve --model FILE.gguf")
+    say(console, "                      ./strata serve --model hf:owner/repo[:file]")
     if url:
-        console.print("\nServing until Ctrl+C.", highlight=False)
+        say(console, "\nServing until Ctrl+C.")
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line as it is: brackets in it are no markup, numbers get no colours."""
+    console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)

@@ -33,7 +33,7 @@ def run(options: Options) -> None:
     model = load_model(open_checkpoint(model_path(options)), cache_bytes)
     check_tokens(tokens, model.config.vocab_size, options.tokens)
     write_logits(model, tokens, options.out)
-    Console(stderr=True).print(f"{options.out}: float32 [{len(tokens)}, {model.config.vocab_size}]")
+    print(f"{options.out}: float32 [{len(tokens)}, {model.config.vocab_size}]")
 
 
 def read_tokens(path: Path) -> list[int]:
