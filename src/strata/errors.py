@@ -6,11 +6,15 @@ class StrataError(Exception):
 
 
 class ModelFileError(StrataError):
-    """A model file is missing, damaged or inconsistent. The text names the file, the tensor and the numbers."""
+    """A model file is missing, damaged or inconsistent; the text names file, tensor and numbers."""
 
 
 class UnsupportedModelError(StrataError):
     """A sound file asks for something Strata does not have (architecture, quant type, pre-tokenizer)."""
+
+
+class DownloadError(StrataError):
+    """A model cannot be fetched: not found, no access, no room, or the transfer broke. Says how to go on."""
 
 
 class RequestError(StrataError):
