@@ -1,0 +1,66 @@
+"""The web application: endpoints, guard and errors around one backend."""
+
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+
+from strata import __version__
+from strata.options import Options
+from strata.serve import errors, openai
+from strata.serve.backend import Backend
+from strata.serve.guard import Guard, check_exposure, has_key
+
+ENDPOINTS = {
+    "GET /health": "state of the engine",
+    "GET /v1/models": "the model served",
+    "POST /v1/chat/completions": "OpenAI chat completions, streaming or not",
+    "POST /v1/completions": "OpenAI completions, streaming or not",
+}
+
+
+def create_app(settings: Options) -> FastAPI:
+    """The application that serves one model; its start begins to load, its shutdown ends the engine.
+
+    Args:
+        settings: those of `strata serve`, with the model as a path or `scripted:FILE`.
+
+    Raises:
+        StrataError: the address lets other machines in and there is no key.
+    """
+    check_exposure(settings)
+    backend = Backend(settings)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncGenerator[None, None]:
+        backend.start()
+        try:
+            yield
+        finally:
+            await backend.stop()
+
+    # No pages of documentation: they would load scripts from elsewhere.
+    app = FastAPI(
+        title="Strata", version=__version__, lifespan=lifespan, openapi_url=None, redirect_slashes=False
+    )
+    app.state.backend = backend
+    app.include_router(openai.router)
+    app.add_middleware(Guard, options=settings)
+    errors.install(app)
+
+    @app.get("/")
+    async def index() -> dict:
+        """What there is."""
+        return {"name": "Strata", "version": __version__, "endpoints": ENDPOINTS}
+
+    @app.get("/health")
+    async def health(request: Request) -> JSONResponse:
+        """200 if requests are answered now, else 503; details only for who has the key."""
+        state = await backend.health()
+        status = 200 if state["status"] == "ok" else 503
+        if not has_key(request.headers, settings.api_key):
+            state = {"status": state["status"]}
+        return JSONResponse(state, status)
+
+    return app

@@ -1,0 +1,289 @@
+"""What the endpoints work with: the engine, the model's vocabulary and template, and its names."""
+
+import asyncio
+import contextlib
+import logging
+import re
+import time
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from strata.engine.client import EngineClient, EngineError
+from strata.engine.messages import EngineConfig, Finished, Generate, Pong, Progress, Tokens
+from strata.engine.scripted import PREFIX, load_script
+from strata.errors import RequestError
+from strata.formats.checkpoint import open_checkpoint
+from strata.formats.tokenizer import Tokenizer, load_tokenizer
+from strata.options import Options
+from strata.serve.answer import Answer, Piece
+from strata.serve.reasoning import CLOSE, OPEN, ReasoningSplitter
+from strata.serve.templates import ChatTemplate, render_ids
+
+PING_S = 2.0  # a step of the engine may take as long
+_TAIL = 8  # tokens of a prompt, in which an open think block would show
+_log = logging.getLogger("strata.serve")
+
+
+@dataclass(slots=True)
+class Job:
+    """One choice of a request, and how it ended.
+
+    Args:
+        index: among the request's choices.
+        request: for the engine.
+        answer: collects its tokens.
+        field: of the client's request that made the prompt.
+    """
+
+    index: int
+    request: Generate
+    answer: Answer
+    field: str
+    cached_tokens: int = 0
+    finish_reason: str | None = None  # "stop" or "length"; None while it runs
+
+
+class Backend:
+    """The served model. All methods belong to one event loop.
+
+    Args:
+        options: those of `strata serve`; the model is a path or `scripted:FILE`.
+    """
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.created = int(time.time())
+        self.name, self.aliases = model_names(options.model), [options.model]
+        self.failure: str | None = None  # why the model does not load
+        self._tokenizer: Tokenizer | None = None
+        self._template: ChatTemplate | None = None
+        self._token_bytes: Callable[[int], bytes] = lambda token_id: b""
+        self._loading: asyncio.Task[None] | None = None
+        self.engine = EngineClient(
+            EngineConfig(
+                model=options.model,
+                lanes=options.lanes,
+                threads=options.threads,
+                cache_bytes=None if options.cache_mib is None else options.cache_mib << 20,
+                context=options.context,
+            ),
+            echo=lambda line: _log.info("engine: %s", line),
+        )
+
+    # --- life ---------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to load; `loaded` waits for the end of it."""
+        self._loading = asyncio.create_task(self._load())
+
+    async def loaded(self) -> None:
+        """Wait until the model is loaded.
+
+        Raises:
+            StrataError: it does not load; the text says why.
+        """
+        assert self._loading is not None
+        await asyncio.shield(self._loading)
+
+    async def stop(self) -> None:
+        """End the engine; requests that still run are cancelled."""
+        assert self._loading is not None
+        await self.engine.stop()
+        self._loading.cancel()
+        await asyncio.wait({self._loading})
+        if not self._loading.cancelled():
+            self._loading.exception()
+
+    async def _load(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(asyncio.to_thread(self._load_vocabulary))
+                group.create_task(self.engine.start())
+        except ExceptionGroup as errors:
+            self.failure = str(errors.exceptions[0])
+            raise errors.exceptions[0] from None
+        assert self.engine.info is not None
+        self.aliases.append(self.engine.info.name)
+
+    def _load_vocabulary(self) -> None:
+        model = self.options.model
+        if model.startswith(PREFIX):
+            tokenizer: Tokenizer | None = load_script(model).vocabulary
+        else:
+            tokenizer = load_tokenizer(open_checkpoint(model))
+        if tokenizer is None:
+            return
+        with contextlib.suppress(RequestError):  # chat requests will tell what is wrong with the template
+            self._template = ChatTemplate.for_tokenizer(tokenizer)
+        # Where the think tags are control tokens, they are text all the same: the answer is divided by them.
+        tags = {id_: tag.encode() for tag in (OPEN, CLOSE) if (id_ := tokenizer.special_tokens.get(tag))}
+        self._token_bytes = lambda token_id: tags.get(token_id) or tokenizer.token_bytes(token_id)
+        self._tokenizer = tokenizer
+
+    # --- what it is ---------------------------------------------------------------------------------
+
+    def check_name(self, name: str) -> None:
+        """Raises RequestError `model_not_found` for a name that is not this model's."""
+        names = list(dict.fromkeys([self.name, *self.aliases]))
+        if name not in names:
+            raise RequestError(
+                f"model: {name!r} is not served here; served: {', '.join(names)}", "model", "model_not_found"
+            )
+
+    def card(self) -> dict:
+        """The model as `GET /v1/models` lists it."""
+        info = self.engine.info
+        aliases = [alias for alias in dict.fromkeys(self.aliases) if alias != self.name]
+        length = {"context_length": info.context_length} if info else {}
+        card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "strata"}
+        return card | {"aliases": aliases} | length
+
+    async def health(self) -> dict:
+        """State of the engine; `status` is "ok" if requests are answered now, else "loading" or "dead"."""
+        engine = self.engine
+        if self.failure is not None:
+            return {"status": "dead", "reason": self.failure}
+        if engine.state == "dead":
+            return {"status": "dead", "reason": engine.failure, "note": "the next request starts it again"}
+        if engine.state != "ready" or self._loading is None or not self._loading.done():
+            progress = engine.progress
+            step = {"progress": progress.text} if progress else {}
+            return {"status": "loading"} | step
+        assert engine.info is not None
+        info = engine.info
+        return {
+            "status": "ok",
+            "model": self.name,
+            "architecture": info.architecture,
+            "context_length": info.context_length,
+            "load_s": info.load_s,
+            "memory": info.memory,
+            "threads": info.threads,
+            "kernels": info.kernels,
+        } | await self._totals()
+
+    async def _totals(self) -> dict:
+        """Counts of the engine; without them it is busy with one long step, or has just died."""
+        try:
+            pong: Pong = await asyncio.wait_for(self.engine.ping(), PING_S)
+        except (TimeoutError, EngineError):
+            return {}
+        totals = pong.totals
+        return {name: getattr(totals, name) for name in totals.__struct_fields__}
+
+    # --- requests -----------------------------------------------------------------------------------
+
+    async def ready(self) -> None:
+        """Wait until the vocabulary is there; raises EngineError if the model did not load."""
+        try:
+            await self.loaded()
+        except Exception as error:
+            raise EngineError(f"the model does not load: {error}") from error
+
+    async def chat_prompt(self, messages: list[dict], variables: dict) -> list[int]:
+        """Token ids of a conversation; raises RequestError where the template refuses it."""
+        tokenizer = self._text_tokenizer("messages")
+        return await asyncio.to_thread(render_ids, messages, tokenizer, self._template, **variables)
+
+    async def text_prompt(self, text: str) -> list[int]:
+        """Token ids of a text, in which control tokens are markup, with BOS where the model wants it."""
+        tokenizer = self._text_tokenizer("prompt")
+        ids = await asyncio.to_thread(tokenizer.encode, text, special=True)
+        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
+            return [tokenizer.bos_id, *ids]
+        return ids
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """The tokens that end an answer."""
+        return self._tokenizer.stop_ids if self._tokenizer else frozenset()
+
+    def answer(self, stops: list[str]) -> Answer:
+        """Collects an answer that is all text."""
+        return Answer(self._token_bytes, stops)
+
+    def chat_answer(self, stops: list[str], prompt: list[int]) -> Answer:
+        """Collects an answer whose thinking is set apart."""
+        assert self._tokenizer is not None
+        tail = self._tokenizer.decode_bytes(prompt[-_TAIL:], special=True)
+        opened = tail.rstrip().endswith(OPEN.encode())
+        return Answer(self._token_bytes, stops, ReasoningSplitter(opened))
+
+    def token_text(self, token_id: int) -> bytes:
+        """A token's bytes for display: special ones by name."""
+        return self._tokenizer.token_bytes(token_id, special=True) if self._tokenizer else b""
+
+    def check_biases(self, biases: dict[int, float]) -> None:
+        """Raises RequestError for a token id outside the vocabulary."""
+        info = self.engine.info
+        wrong = next((i for i in biases if info and i >= info.vocab_size), None)
+        if info and wrong is not None:
+            raise RequestError(
+                f"logit_bias: token id {wrong} is outside the vocabulary of {info.vocab_size}", "logit_bias"
+            )
+
+    async def run(self, job: Job) -> AsyncGenerator[Piece, None]:
+        """Answer one choice; each piece may be empty, which says that the engine is at work.
+
+        Raises:
+            RequestError: the prompt is wrong, e.g. too long.
+            EngineError: the engine died or failed.
+        """
+        start, ended = time.monotonic(), None
+        events = self.engine.generate(job.request)
+        try:
+            async for event in events:
+                match event:
+                    case Progress():
+                        job.cached_tokens = event.done if job.answer.num_tokens == 0 else job.cached_tokens
+                        yield Piece()
+                    case Tokens() if not job.answer.stopped:
+                        yield job.answer.take(event.tokens)
+                        if job.answer.stopped:
+                            await self.engine.cancel(job.request.id)
+                    case Finished():
+                        ended = event
+                        job.finish_reason = _reason(job, event)
+                        job.cached_tokens = event.cached_tokens
+                        yield job.answer.finish()
+        except RequestError as error:
+            raise RequestError(f"{job.field}: {error}", job.field, error.code) from error
+        finally:
+            await events.aclose()
+            self._report(job, ended, time.monotonic() - start)
+
+    def _report(self, job: Job, ended: Finished | None, total_s: float) -> None:
+        """The log's line of a request; nothing in it comes from its text."""
+        num_prompt, num_new = len(job.request.prompt), job.answer.num_tokens
+        line = f"{job.request.id} {self.name}: prompt {num_prompt} tokens"
+        if ended is not None:
+            line += f" ({ended.cached_tokens} cached, {_rate(num_prompt - ended.cached_tokens, ended.prompt_s)})"
+            line += f", answer {num_new} ({_rate(num_new - 1, ended.decode_s)}), queued {ended.queue_s:.2f} s"
+        _log.info("%s, total %.2f s, %s", line, total_s, job.finish_reason or "broken off")
+
+    def _text_tokenizer(self, field: str) -> Tokenizer:
+        if self._tokenizer is None:
+            raise RequestError(
+                f"{field}: this model has no tokenizer; send token ids as prompt to /v1/completions", field
+            )
+        return self._tokenizer
+
+
+def model_names(model: str) -> str:
+    """The name that a model is served under: its file's or folder's, without ending and part number."""
+    path = Path(model.removeprefix(PREFIX))
+    stem = path.stem if path.suffix in (".gguf", ".jsonl", ".json") else path.name
+    return re.sub(r"-\d{5}-of-\d{5}$", "", stem) or model
+
+
+def _reason(job: Job, ended: Finished) -> str:
+    if job.answer.stopped:
+        return "stop"
+    if ended.reason == "cancelled":
+        raise EngineError("the engine was stopped before the answer was complete")
+    return ended.reason
+
+
+def _rate(num_tokens: int, seconds: float) -> str:
+    return f"{num_tokens / seconds:.1f} tokens/s" if seconds > 0 and num_tokens > 0 else "- tokens/s"

@@ -1,0 +1,107 @@
+"""Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`."""
+
+import logging
+from collections.abc import Sequence
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
+from pydantic import ValidationError
+from starlette.exceptions import HTTPException
+
+from strata.engine.client import EngineError
+from strata.errors import RequestError
+
+_log = logging.getLogger("strata.serve")
+
+_STATUS = {"model_not_found": 404, "request_too_large": 413, "unsupported_media_type": 415}
+_TYPES = {
+    401: "authentication_error",
+    403: "permission_error",
+    500: "server_error",
+    503: "server_error",
+    # What agents look for to shorten their history (llama.cpp's name for it).
+    "context_length_exceeded": "exceed_context_size_error",
+}
+# The request that broke the engine would break the next one too; OpenAI's clients heed this.
+_NO_RETRY = {"x-should-retry": "false"}
+
+
+def envelope(
+    status: int, message: str, field: str | None = None, code: str | None = None, kind: str | None = None
+) -> dict:
+    """The JSON object of an error.
+
+    Args:
+        status: of HTTP, from which `type` follows unless `code` or `kind` gives it.
+        message, field, code: as in `RequestError`.
+        kind: the value of `type`.
+    """
+    kind = kind or _TYPES.get(code or status) or _TYPES.get(status, "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+def describe(error: Exception) -> tuple[int, dict]:
+    """HTTP status and JSON object of an exception; what is not ours tells only its type."""
+    match error:
+        case RequestError():
+            status = _STATUS.get(error.code or "", 400)
+            return status, envelope(status, str(error), error.field, error.code)
+        case EngineError():
+            return 500, envelope(500, str(error), code="engine_error")
+        case HTTPException():
+            return error.status_code, envelope(error.status_code, str(error.detail))
+    return 500, envelope(500, f"the server failed on this request: {type(error).__name__}", code="internal_error")
+
+
+def error_response(error: Exception) -> JSONResponse:
+    """The HTTP response of an exception."""
+    status, body = describe(error)
+    return JSONResponse(body, status, headers=_NO_RETRY if status == 500 else None)
+
+
+def from_validation(error: ValidationError) -> RequestError:
+    """The first complaint of pydantic, with the field written as a client would: `messages[2].content`."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    field = field_path(first["loc"])
+    reason = first["msg"].removeprefix("Value error, ")
+    if first["type"] == "extra_forbidden":
+        reason = "unknown field; this server would not heed it"
+    elif first["type"] == "missing":
+        reason = "is missing"
+    return RequestError(f"{field}: {reason[0].lower()}{reason[1:]}" if field else reason, field or None)
+
+
+def field_path(location: Sequence[str | int]) -> str:
+    """`("messages", 2, "content")` -> `messages[2].content`; names of union members are left out."""
+    path = ""
+    for step in location:
+        if isinstance(step, int):
+            path += f"[{step}]"
+        elif not step.startswith("<") and "[" not in step and step not in ("str", "int"):
+            path += f".{step}" if path else step
+    return path
+
+
+def install(app: FastAPI) -> None:
+    """Let every error of the application leave in the envelope."""
+
+    def ours(request: Request, error: Exception) -> JSONResponse:
+        return error_response(error)
+
+    def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        status, path = error.status_code, request.url.path
+        message = {
+            404: f"there is no {path}; GET / lists what there is",
+            405: f"{path} does not take {request.method}",
+        }.get(status, str(error.detail))
+        return JSONResponse(envelope(status, message), status, headers=error.headers)
+
+    def unexpected(request: Request, error: Exception) -> JSONResponse:
+        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return error_response(error)
+
+    app.add_exception_handler(RequestError, ours)
+    app.add_exception_handler(EngineError, ours)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unexpected)

@@ -1,0 +1,77 @@
+"""Who may speak to the server: pages of other sites may not, nor who lacks the key."""
+
+import hmac
+import ipaddress
+
+from fastapi.responses import JSONResponse
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from strata.errors import StrataError
+from strata.options import Options
+from strata.serve.errors import envelope
+
+_OPEN_PATHS = ("/health", "/")  # for probes; without the key they tell no more than the status
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches an address."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host.rstrip(".").lower() == "localhost"
+
+
+def check_exposure(options: Options) -> None:
+    """Raises StrataError for an address that others reach while no key is asked for."""
+    if not is_loopback(options.host) and not options.api_key:
+        raise StrataError(
+            f"--host {options.host} lets other machines in; give --api-key KEY (or STRATA_API_KEY), "
+            "or listen on 127.0.0.1"
+        )
+
+
+def has_key(headers: Headers, api_key: str | None) -> bool:
+    """Whether a request may do everything."""
+    if api_key is None:
+        return True
+    scheme, _, given = headers.get("authorization", "").partition(" ")
+    matches = hmac.compare_digest(given.strip().encode("latin-1", "replace"), api_key.encode())
+    return scheme.lower() == "bearer" and matches
+
+
+class Guard:
+    """ASGI middleware that checks `Host` and the key before anything else sees a request.
+
+    On loopback `Host` must name this machine: a site whose name was made to point here ("DNS rebinding")
+    is sent by browsers under its own name.
+
+    Args:
+        app: what is guarded.
+        options: address and key.
+    """
+
+    def __init__(self, app: ASGIApp, options: Options):
+        self._app, self._options = app, options
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        refusal = self._refusal(scope) if scope["type"] == "http" else None
+        await (refusal or self._app)(scope, receive, send)
+
+    def _refusal(self, scope: Scope) -> JSONResponse | None:
+        headers = Headers(scope=scope)
+        host = headers.get("host")
+        if is_loopback(self._options.host) and host is not None and not is_loopback(_without_port(host)):
+            message = f"this server answers to localhost only, not to {host!r}"
+            return JSONResponse(envelope(403, message, code="host_not_allowed"), 403)
+        if scope["path"] not in _OPEN_PATHS and not has_key(headers, self._options.api_key):
+            message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+            body = envelope(401, message, code="invalid_api_key")
+            return JSONResponse(body, 401, headers={"WWW-Authenticate": "Bearer"})
+        return None
+
+
+def _without_port(host: str) -> str:
+    """`127.0.0.1:8080` -> `127.0.0.1`, `[::1]:8080` -> `[::1]`."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isdecimal() and (":" not in name or name.endswith("]")) else host

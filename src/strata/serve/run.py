@@ -1,0 +1,121 @@
+"""`run_server`: from options to a server that answers, and to its orderly end."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator
+
+import uvicorn
+
+from strata.errors import StrataError
+from strata.options import Options
+from strata.serve.app import create_app
+from strata.serve.backend import Backend
+
+DRAIN_S = 3  # after a signal, for the answers under way
+BACKLOG = 2048
+
+
+def run_server(settings: Options, on_ready: Callable[[str], None] | None = None) -> None:
+    """Serve until SIGTERM, or SIGINT, which raises KeyboardInterrupt when all is closed.
+
+    The port is taken before the model is loaded, and answers `GET /health` meanwhile.
+
+    Args:
+        settings: those of `strata serve`, with the model as a path or `scripted:FILE`.
+        on_ready: called with the address once the model is loaded; the default prints it.
+
+    Raises:
+        StrataError: the address cannot be used, or the model does not load.
+    """
+    app = create_app(settings)
+    with contextlib.closing(listen(settings.host, settings.port)) as listener, _quiet_sigterm():
+        _log_to_stderr()
+        config = uvicorn.Config(
+            app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, server_header=False
+        )
+        url = address(listener)
+        asyncio.run(_serve(uvicorn.Server(config), app.state.backend, listener, url, on_ready or _announce))
+
+
+async def _serve(
+    server: uvicorn.Server,
+    backend: Backend,
+    listener: socket.socket,
+    url: str,
+    on_ready: Callable[[str], None],
+) -> None:
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    while not server.started and not serving.done():
+        await asyncio.sleep(0.01)
+    loading = asyncio.create_task(backend.loaded())
+    await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
+    failure = loading.exception() if loading.done() and not loading.cancelled() else None
+    if failure is not None:
+        server.should_exit = True
+    elif loading.done() and not serving.done():
+        on_ready(url)
+    await serving
+    if failure is not None:
+        raise failure
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 picks a free one.
+
+    Raises:
+        StrataError: the address is unknown, or the port is in use or needs rights.
+    """
+    try:
+        family, kind, protocol, _, where = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise StrataError(f"--host {host}: no such address: {error.strerror}") from error
+    listener = socket.socket(family, kind, protocol)
+    try:
+        if os.name == "posix":  # on Windows it would let two servers share a port
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(where)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise StrataError(
+            f"cannot listen on {host} port {port}: {error.strerror or error}; "
+            "--port takes another one, 0 any that is free"
+        ) from error
+    return listener
+
+
+def address(listener: socket.socket) -> str:
+    """`http://127.0.0.1:8080` of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _announce(url: str) -> None:
+    print(f"Strata is ready at {url}", flush=True)
+
+
+def _log_to_stderr() -> None:
+    """Our own lines on standard error, and of others what went wrong."""
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.getLogger("strata").setLevel(logging.INFO)
+
+
+@contextlib.contextmanager
+def _quiet_sigterm() -> Iterator[None]:
+    """SIGTERM as a normal end: uvicorn raises it once more after its shutdown, which would kill us."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,302 @@
+"""The requests of the OpenAI endpoints, as far as they are served.
+
+Facts from OpenAI's API reference (chat/create, completions/create); `top_k`, `min_p`,
+`repetition_penalty`, `repeat_penalty`, `ignore_eos` and `chat_template_kwargs` are what vLLM and llama.cpp
+added to it. A field that would change the answer and is not served is refused by name, never passed over.
+"""
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    field_validator,
+    model_validator,
+)
+
+from strata.engine.messages import SamplingParams
+from strata.errors import RequestError
+
+MAX_PROMPTS = 256  # in one completions request
+MAX_CHAT_ALTERNATIVES = 20  # OpenAI's limit of top_logprobs
+UNLIMITED = -1  # as max_tokens
+
+# Fields that are sound and not served: what they may be all the same, because it asks for nothing.
+_NOT_YET: dict[str, tuple[Any, ...]] = {
+    "tools": ([],),
+    "tool_choice": ("none", "auto"),
+    "functions": ([],),
+    "function_call": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "n": (1,),
+    "best_of": (1,),
+    "echo": (False,),
+    "suffix": ("",),
+    "modalities": (["text"],),
+    "audio": (),
+    "prediction": (),
+    "web_search_options": (),
+    "reasoning_effort": (),
+    "verbosity": (),
+    "logit_processors": (),
+    "grammar": ("",),
+    "json_schema": (),
+}
+# Bookkeeping of OpenAI's own platform; no value of theirs could change an answer.
+_HARMLESS = frozenset(
+    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
+    "parallel_tool_calls".split()
+)
+
+
+def _stops(value: Any) -> list[str]:
+    match value:
+        case None:
+            return []
+        case str():
+            return [value] if value else []
+        case list() if all(isinstance(item, str) for item in value):
+            return [item for item in value if item]
+    raise ValueError("a string or a list of strings is expected")
+
+
+def _prompts(value: Any) -> list[str | list[int]]:
+    match value:
+        case str():
+            return [value]
+        case list() if value and all(isinstance(item, str) for item in value):
+            return value
+        case list() if value and all(_is_id(item) for item in value):
+            return [value]
+        case list() if value and all(
+            isinstance(item, list) and item and all(map(_is_id, item)) for item in value
+        ):
+            return value
+    raise ValueError("a string, a list of strings, a list of token ids or a list of such lists is expected")
+
+
+def _is_id(value: Any) -> bool:
+    return type(value) is int and value >= 0
+
+
+def _biases(value: Any) -> Any:
+    if not isinstance(value, Mapping):
+        return value
+    for key in value:
+        if not key.isdecimal():
+            raise ValueError(f"key {key!r} is not a token id")
+    return {int(key): bias for key, bias in value.items()}
+
+
+def _prepared(body: Any) -> Any:
+    """The body without what is null or harmless; refuses what is not served yet."""
+    if not isinstance(body, Mapping):
+        return body
+    for name, allowed in _NOT_YET.items():
+        if (value := body.get(name)) is not None and value not in allowed:
+            raise RequestError(f"{name}: not supported yet", name, "unsupported_parameter")
+    dropped = _HARMLESS | _NOT_YET.keys()
+    return {name: value for name, value in body.items() if value is not None and name not in dropped}
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class StreamOptions(_Strict):
+    """What a stream carries besides the answer."""
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # accepted: asks for padding against eavesdroppers, which is optional
+
+
+class GenerationRequest(_Strict):
+    """What the two endpoints have in common."""
+
+    model: str
+    max_tokens: Annotated[int, Field(ge=UNLIMITED)] = UNLIMITED
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    repeat_penalty: Annotated[float | None, Field(gt=0, le=100)] = None  # llama.cpp's name for the same
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+    logit_bias: Annotated[
+        dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)
+    ] = {}
+    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    ignore_eos: bool = False
+    stream: bool = False
+    stream_options: StreamOptions = StreamOptions()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare(cls, body: Any) -> Any:
+        return _prepared(body)
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if not self.stream and "stream_options" in self.model_fields_set:
+            raise RequestError("stream_options: only allowed when stream is true", "stream_options")
+        if self.repeat_penalty is not None and "repetition_penalty" in self.model_fields_set:
+            raise RequestError(
+                "repeat_penalty: means the same as repetition_penalty; send one", "repeat_penalty"
+            )
+        return self
+
+    @property
+    def token_limit(self) -> int:
+        """Most tokens of the answer, or `UNLIMITED`."""
+        return self.max_tokens
+
+    @property
+    def num_alternatives(self) -> int | None:
+        """Alternatives to report with each token; None for no log-probabilities."""
+        raise NotImplementedError
+
+    def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
+        """The engine's parameters; `stop_ids` are the model's."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repeat_penalty or self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            seed=self.seed,
+            logit_bias=self.logit_bias,
+            logprobs=self.num_alternatives,
+            max_tokens=None if self.token_limit == UNLIMITED else self.token_limit,
+            stop_ids=sorted(stop_ids),
+            ignore_eos=self.ignore_eos,
+        )
+
+
+class CompletionRequest(GenerationRequest):
+    """`POST /v1/completions`. Without `max_tokens` an answer may fill the context (OpenAI: 16 tokens)."""
+
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    logprobs: Annotated[int | None, Field(ge=0, le=MAX_CHAT_ALTERNATIVES)] = None
+
+    @field_validator("prompt")
+    @classmethod
+    def _not_too_many(cls, prompts: list[str | list[int]]) -> list[str | list[int]]:
+        if len(prompts) > MAX_PROMPTS:
+            raise ValueError(f"{len(prompts)} prompts; at most {MAX_PROMPTS} are taken at once")
+        return prompts
+
+    @property
+    def num_alternatives(self) -> int | None:
+        return self.logprobs
+
+
+class TextPart(_Strict):
+    """A part of a message's content. Other kinds are refused by name, see `_content`."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+    cache_control: dict[str, Any] | None = None  # Anthropic's hint, which proxies pass on
+
+
+def _content(value: Any) -> Any:
+    """Content as it may be; raises on what is neither text nor parts, naming a part's kind."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("a string or a list of parts is expected")
+    for i, part in enumerate(value):
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
+            raise ValueError(f"part {i} is of type {kind!r}; this server reads text only")
+    return value
+
+
+# The tags tell pydantic which of the two to complain about; `<` keeps them out of a field's path.
+Content = Annotated[
+    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")],
+    Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
+]
+
+
+class Function(_Strict):
+    """The function of an earlier tool call; arguments are JSON text, or already an object."""
+
+    name: str
+    arguments: str | dict[str, Any] = ""
+
+
+class ToolCall(_Strict):
+    """An earlier tool call, in an assistant's message."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: Function
+    index: int | None = None
+
+
+class Message(_Strict):
+    """One message of a conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Annotated[Content | None, BeforeValidator(_content)] = None
+    name: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    # What OpenAI's answers hold and clients send back unread.
+    annotations: list[Any] | None = None
+    audio: None = None
+    function_call: None = None
+
+
+class ChatRequest(GenerationRequest):
+    """`POST /v1/chat/completions`."""
+
+    messages: Annotated[list[Message], Field(min_length=1)]
+    max_completion_tokens: Annotated[int | None, Field(ge=UNLIMITED)] = None
+    logprobs: bool = False
+    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_CHAT_ALTERNATIVES)] = None
+    chat_template_kwargs: dict[str, Any] = {}
+    enable_thinking: bool | None = None
+
+    @model_validator(mode="after")
+    def _agree_on_chat(self) -> Self:
+        both = {"max_tokens", "max_completion_tokens"} <= self.model_fields_set
+        if both and self.max_tokens != self.max_completion_tokens:
+            raise RequestError(
+                f"max_tokens: is {self.max_tokens} and max_completion_tokens is "
+                f"{self.max_completion_tokens}; they mean the same, send one",
+                "max_tokens",
+            )
+        if self.top_logprobs is not None and not self.logprobs:
+            raise RequestError("top_logprobs: only allowed when logprobs is true", "top_logprobs")
+        return self
+
+    @property
+    def token_limit(self) -> int:
+        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+
+    @property
+    def num_alternatives(self) -> int | None:
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def template_variables(self) -> dict[str, Any]:
+        """Further variables for the chat template."""
+        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
+        return thinking | self.chat_template_kwargs
+
+    def plain_messages(self) -> list[dict[str, Any]]:
+        """The messages as JSON-like data, without null fields."""
+        return [message.model_dump(exclude_none=True) for message in self.messages]
