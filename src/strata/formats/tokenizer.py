@@ -134,10 +134,10 @@ class Tokenizer:
         if not at_start and self._vocabulary.continuation is not None:
             model = self._vocabulary.continuation
         try:
-            return model.encode(text, add_special_tokens=False).ids
-        except UnicodeEncodeError:  # lone surrogates, which JSON can spell and UTF-8 cannot
+            text.encode()
+        except UnicodeEncodeError:  # a lone surrogate, which JSON can spell and UTF-8 cannot
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-            return model.encode(text, add_special_tokens=False).ids
+        return model.encode(text, add_special_tokens=False).ids
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
