@@ -228,7 +228,7 @@ class Concat(Recipe):
                 a != b for i, (a, b) in enumerate(zip(source.shape, first, strict=True)) if i != dim
             ):
                 raise ModelFileError(
-                    f"tensors of shapes {list(first)} and {list(source.shape)} do not fit together"
+                    f"tensors of shapes {list(first)} and {list(source.shape)} cannot be joined"
                 )
         self.sources, self.dim = sources, dim
         self.shape = (*first[:dim], sum(source.shape[dim] for source in sources), *first[dim + 1 :])
