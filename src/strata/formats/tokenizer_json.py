@@ -12,6 +12,7 @@ import tokenizers
 from strata.errors import ModelFileError, UnsupportedModelError
 from strata.formats.vocabulary import END_OF_TURN, AddedToken, TokenType, Vocabulary
 
+_MAX_TOKENS = 1 << 24  # far beyond any vocabulary; keeps a wrong id from taking all memory
 _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
@@ -29,7 +30,7 @@ def read_tokenizer_json(folder: Path) -> Vocabulary:
     if model.get("type") != "BPE":
         raise UnsupportedModelError(f"{path}: model.type is {model.get('type')!r}; Strata reads 'BPE'")
     added = _added_tokens(document, path)
-    tokens, types = _tokens(model, added)
+    tokens, types = _tokens(model, added, path)
     ids = {token.content: token.id for token in added} | model["vocab"]
     # Strata finds added tokens itself, as only it knows which text is a user's, and adds BOS itself.
     bare = document | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
@@ -84,9 +85,15 @@ def _added_tokens(document: Mapping[str, Any], path: Path) -> list[AddedToken]:
         raise ModelFileError(f"{path}: an entry of added_tokens lacks {error}") from error
 
 
-def _tokens(model: Mapping[str, Any], added: list[AddedToken]) -> tuple[list[str], list[TokenType]]:
-    vocab: dict[str, int] = model["vocab"]
+def _tokens(
+    model: Mapping[str, Any], added: list[AddedToken], path: Path
+) -> tuple[list[str], list[TokenType]]:
+    vocab = model.get("vocab")
+    if not isinstance(vocab, dict) or not all(isinstance(i, int) and i >= 0 for i in vocab.values()):
+        raise ModelFileError(f"{path}: model.vocab is not an object of ids")
     count = 1 + max([*vocab.values(), *(token.id for token in added)], default=-1)
+    if count > _MAX_TOKENS:
+        raise ModelFileError(f"{path}: has ids up to {count - 1} for {len(vocab)} tokens")
     tokens, types = [""] * count, [TokenType.UNUSED] * count
     for token, i in vocab.items():
         is_byte = model.get("byte_fallback") and _BYTE_TOKEN.fullmatch(token)

@@ -174,18 +174,19 @@ def _special(
     key = f"tokenizer.ggml.{name}_token_id"
     if (value := metadata.get(key)) is None:
         return default if default is not None and default < len(tokens) else None
-    if 0 <= value < len(tokens):
+    if isinstance(value, int) and 0 <= value < len(tokens):
         return value
     if name == "padding":  # some converters write -1 for "none"
         return None
-    raise ModelFileError(f"{source}: {key} is {value}, but there are {len(tokens)} tokens")
+    raise ModelFileError(f"{source}: {key} is {value!r}, but there are {len(tokens)} tokens")
 
 
 def _byte_level(
     metadata: Mapping[str, Any], tokens: list[str], types: list[TokenType], source: str
 ) -> dict[str, Any]:
     pre = metadata.get("tokenizer.ggml.pre")
-    if (rule := PRE_TOKENIZERS.get(pre or "")) is None:
+    rule = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
+    if rule is None:
         found = f"is {pre!r}, which Strata does not have" if pre else "is missing"
         raise UnsupportedModelError(
             f"{source}: tokenizer.ggml.pre (how text is cut into words) {found}; a guess would make wrong "
@@ -210,8 +211,8 @@ def _merges(metadata: Mapping[str, Any], vocab: Mapping[str, int], source: str) 
     merges = []
     for i, merge in enumerate(metadata.get("tokenizer.ggml.merges") or ()):
         # A token may begin with a space, so the parting space is sought from the second letter on.
-        cut = merge.find(" ", 1)
-        left, right = merge[:cut], merge[cut + 1 :]
+        cut = merge.find(" ", 1) if isinstance(merge, str) else -1
+        left, right = (merge[:cut], merge[cut + 1 :]) if cut > 0 else ("", "")
         if cut < 0 or left not in vocab or right not in vocab or left + right not in vocab:
             raise ModelFileError(
                 f"{source}: tokenizer.ggml.merges[{i}] is {merge!r}; it does not join two tokens to a third"
