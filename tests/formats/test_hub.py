@@ -113,6 +113,11 @@ def test_unchanged_files_are_shared_between_commits(puller, hub):
     assert not [entry for entry in hub.log if f"/resolve/{'d' * 40}/" in entry]
 
 
+def test_an_empty_file(puller, hub):
+    hub.files["empty.txt"] = b""
+    assert puller("hf:owner/repo:empty.txt").read_bytes() == b""
+
+
 def test_a_pinned_revision_stays(puller, hub):
     path = puller(revision=COMMIT)
     assert COMMIT in path.parts
@@ -206,7 +211,7 @@ def test_room_counts_what_is_here_already(puller, hub, monkeypatch):
         r"29520 bytes are still to download \(20480 bytes of 50000 bytes are here\) "
         r"and .* has 29519 bytes free"
     )
-    assert len(hub.transfers()) == 2  # the check came before any byte
+    assert len(hub.transfers()) == 2  # of the first pull: the check comes before any request for a file
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(0, 0, 29_520))
     assert puller().read_bytes() == MODEL
 

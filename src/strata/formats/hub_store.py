@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from huggingface_hub import constants, hf_hub_download, hf_hub_url
-from huggingface_hub.errors import HfHubHTTPError
+from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.file_download import http_get
 from huggingface_hub.utils import build_hf_headers
 
@@ -71,12 +71,11 @@ class Store:
 
     def has(self, file: RepoFile, commit: str) -> bool:
         """Whether a file is there in full; of another size, it is not that file."""
-        path = self.snapshot(commit) / file.name
-        return path.is_file() and path.stat().st_size == file.size
+        return _is_complete(self.snapshot(commit) / file.name, file)
 
     def bytes_missing(self, file: RepoFile, commit: str) -> int:
         """Bytes still to download for a file, after what complete and partial files hold."""
-        if self.has(file, commit) or _size_of(self._blob(file)) == file.size:
+        if self.has(file, commit) or _is_complete(self._blob(file), file):
             return 0
         partial = _size_of(self._partial(file))
         return file.size - partial if partial <= file.size else file.size
@@ -89,38 +88,46 @@ class Store:
             HTTPError, OSError: the transfer failed; what arrived is kept for the next attempt.
         """
         blob = self._blob(file)
-        if _size_of(blob) != file.size:
+        if not _is_complete(blob, file):
             blob.parent.mkdir(parents=True, exist_ok=True)
             partial = self._partial(file)
             if _size_of(partial) > file.size:
                 partial.unlink()
-            if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE and not partial.exists():
+            if file.size > constants.MAX_HTTP_DOWNLOAD_SIZE and _size_of(partial) == 0:
                 self._fetch_whole(file, commit)
                 return
-            try:
-                self._transfer(file, commit, partial)
-            except HfHubHTTPError as error:
-                if error.response.status_code == 416:  # kept, the partial file would fail for ever
-                    partial.unlink()
-                    raise DownloadError(
-                        f"{file.name}: the hub has less than the {file.size} bytes announced"
-                    ) from error
-                raise
+            while not self._transfer(file, commit, partial):
+                pass
             _verify(partial, file)
             os.replace(partial, blob)
         _link(blob, self.snapshot(commit) / file.name)
 
-    def _transfer(self, file: RepoFile, commit: str, partial: Path) -> None:
+    def _transfer(self, file: RepoFile, commit: str, partial: Path) -> bool:
+        """Append to a partial file what is missing; False where the connection broke after some progress."""
         url = hf_hub_url(self.repo, file.name, revision=commit, endpoint=self.endpoint)
-        with partial.open("ab") as target:
-            http_get(
-                url,
-                target,
-                resume_size=target.tell(),
-                headers=build_hf_headers(),
-                expected_size=file.size,
-                displayed_filename=file.name,
-            )
+        before = _size_of(partial)
+        try:
+            with partial.open("ab") as target:
+                http_get(
+                    url,
+                    target,
+                    resume_size=before,
+                    headers=build_hf_headers(),
+                    expected_size=file.size,
+                    displayed_filename=file.name,
+                )
+        except HfHubHTTPError as error:
+            if error.response.status_code != 416:
+                raise
+            partial.unlink()  # kept, it would fail for ever
+            raise DownloadError(
+                f"{file.name}: the hub has less than the {file.size} bytes announced"
+            ) from error
+        except HTTPError:
+            if _size_of(partial) == before:
+                raise
+            return False
+        return True
 
     def _fetch_whole(self, file: RepoFile, commit: str) -> None:
         """Fetch what the hub does not give over plain HTTP; the library then needs its hf_xet package."""
@@ -148,6 +155,10 @@ class Store:
 def _size_of(path: Path) -> int:
     """Bytes of a file; 0 where there is none."""
     return path.stat().st_size if path.is_file() else 0
+
+
+def _is_complete(path: Path, file: RepoFile) -> bool:
+    return path.is_file() and path.stat().st_size == file.size
 
 
 def _verify(path: Path, file: RepoFile) -> None:
