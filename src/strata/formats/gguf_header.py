@@ -45,8 +45,10 @@ class TensorEntry:
 
 
 class Metadata(Mapping[str, Any]):
-    """Keys and values of a header. Values are int, float, bool, str or lists of them; lists are decoded once,
-    when they are first asked for."""
+    """Keys and values of a header: int, float, bool, str, or a list of one of these.
+
+    A list is decoded when it is first asked for, and kept.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}
