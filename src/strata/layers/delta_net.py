@@ -92,7 +92,8 @@ class DeltaNet:
         self.delta = delta
         self.weights = weights
         width, channels = config.embedding_length, 2 * delta.key_width + delta.value_width
-        self.project = _projections(weights, prefix, width, delta)
+        projections = FusedProjections if delta.value_head_order == "grouped" else SeparateProjections
+        self.project = projections(weights, prefix, width, delta)
         self.ssm_conv1d = CausalConvolution(weights, f"{prefix}.ssm_conv1d.weight", channels, delta.conv_kernel)
         self.ssm_a = weights.require(f"{prefix}.ssm_a", delta.num_value_heads)  # -exp(A_log)
         self.ssm_dt = weights.require(f"{prefix}.ssm_dt.bias", delta.num_value_heads)
@@ -131,7 +132,7 @@ def _l2_norm(x: torch.Tensor) -> torch.Tensor:
 
 
 class SeparateProjections:
-    """`qkv`, `z` and one matrix each for beta and alpha (qwen35, qwen35moe, qwen4exp)."""
+    """`qkv`, `z` and one matrix each for beta and alpha; value heads tiled (qwen35, qwen35moe, qwen4exp)."""
 
     def __init__(self, weights: Weights, prefix: str, width: int, delta: DeltaNetConfig):
         channels = 2 * delta.key_width + delta.value_width
@@ -146,7 +147,7 @@ class SeparateProjections:
 
 
 class FusedProjections:
-    """qwen3next: beta and alpha in `ssm_ba`, by key head; in files of 2025 qkv and z in `ssm_in` likewise."""
+    """qwen3next: beta and alpha in `ssm_ba`, by key head; in early files qkv and z in `ssm_in` likewise."""
 
     def __init__(self, weights: Weights, prefix: str, width: int, delta: DeltaNetConfig):
         self.delta = delta
@@ -170,10 +171,3 @@ class FusedProjections:
         parts = self.ssm_in(x).view(x.shape[0], self.delta.num_key_heads, -1).split(sizes, -1)
         q, k, v, z = (part.flatten(1) for part in parts)
         return torch.cat([q, k, v], 1), z, beta, alpha
-
-
-def _projections(
-    weights: Weights, prefix: str, width: int, delta: DeltaNetConfig
-) -> SeparateProjections | FusedProjections:
-    fused = f"{prefix}.ssm_ba.weight" in weights
-    return (FusedProjections if fused else SeparateProjections)(weights, prefix, width, delta)
