@@ -2,9 +2,9 @@
 
 import torch
 
-# Scores of one block of queries take at most this many float32 values, so that the memory of a long
-# prompt grows with its length and not with its square.
-_MAX_SCORES = 1 << 24
+# The mask of one block of queries takes at most this many values, so that the memory of a long prompt
+# grows with its length and not with its square.
+_MAX_MASK = 1 << 24
 
 
 def attend(
@@ -29,30 +29,26 @@ def attend(
     Returns:
         float32 `[n, heads, value_dim]`.
     """
-    num_queries, num_heads, _ = q.shape
-    length, num_kv_heads, value_dim = v.shape
-    first = length - num_queries  # position of query 0
-    q = q.reshape(num_queries, num_kv_heads, num_heads // num_kv_heads, -1).permute(1, 2, 0, 3) * scale
-    k, v = k.permute(1, 2, 0), v.permute(1, 0, 2)  # [kv, dim, t], [kv, t, value_dim]
-    out = q.new_empty(num_queries, num_heads, value_dim)
-    block = max(1, _MAX_SCORES // (num_heads * length))
-    for begin in range(0, num_queries, block):
-        end = min(begin + block, num_queries)
+    first = k.shape[0] - q.shape[0]  # position of query 0
+    q, k, v = q.transpose(0, 1)[None], k.transpose(0, 1)[None], v.transpose(0, 1)[None]  # [1, heads, n, dim]
+    block = max(1, _MAX_MASK // k.shape[2])
+    out = []
+    for begin in range(0, q.shape[2], block):
+        end = min(begin + block, q.shape[2])
         low = 0 if window is None else max(0, first + begin - window + 1)
         high = first + end
-        scores = q[:, :, begin:end].flatten(1, 2) @ k[:, :, low:high]  # [kv, group * rows, keys]
-        scores = scores.view(num_kv_heads, -1, end - begin, high - low)
-        hidden = _hidden(first + begin, first + end, low, high, window)
+        seen = _seen(first + begin, high, low, window)
         if mask is not None:
-            hidden |= ~mask[begin:end, low:high]
-        weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)
-        rows = weights.flatten(1, 2) @ v[:, low:high]  # [kv, group * rows, value_dim]
-        out[begin:end] = rows.view(num_heads, end - begin, value_dim).transpose(0, 1)
-    return out
+            seen &= mask[begin:end, low:high]
+        out.append(
+            torch.nn.functional.scaled_dot_product_attention(
+                q[:, :, begin:end], k[:, :, low:high], v[:, :, low:high], seen, scale=scale, enable_gqa=True
+            )
+        )
+    return torch.cat(out, 2)[0].transpose(0, 1)
 
 
-def _hidden(begin: int, end: int, low: int, high: int, window: int | None) -> torch.Tensor:
-    """Bool `[end - begin, high - low]`: True where the query must not see the key."""
-    distance = torch.arange(begin, end)[:, None] - torch.arange(low, high)
-    hidden = distance < 0
-    return hidden if window is None else hidden | (distance >= window)
+def _seen(begin: int, end: int, low: int, window: int | None) -> torch.Tensor:
+    """Bool `[end - begin, end - low]`: True where the query at a row may look at the key at a column."""
+    distance = torch.arange(begin, end)[:, None] - torch.arange(low, end)
+    return distance >= 0 if window is None else (distance >= 0) & (distance < window)
