@@ -41,7 +41,10 @@ class Answer:
     """
 
     def __init__(
-        self, token_bytes: Callable[[int], bytes], stops: Sequence[str], splitter: ReasoningSplitter | None = None
+        self,
+        token_bytes: Callable[[int], bytes],
+        stops: Sequence[str],
+        splitter: ReasoningSplitter | None = None,
     ):
         self._text = TextStream(token_bytes, stops)
         self._splitter = splitter

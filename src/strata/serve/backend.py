@@ -12,7 +12,7 @@ from pathlib import Path
 from strata.engine.client import EngineClient, EngineError
 from strata.engine.messages import EngineConfig, Finished, Generate, Pong, Progress, Tokens
 from strata.engine.scripted import PREFIX, load_script
-from strata.errors import RequestError
+from strata.errors import RequestError, StrataError
 from strata.formats.checkpoint import open_checkpoint
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.options import Options
@@ -178,7 +178,7 @@ class Backend:
         """Wait until the vocabulary is there; raises EngineError if the model did not load."""
         try:
             await self.loaded()
-        except Exception as error:
+        except StrataError as error:
             raise EngineError(f"the model does not load: {error}") from error
 
     async def chat_prompt(self, messages: list[dict], variables: dict) -> list[int]:
@@ -258,7 +258,8 @@ class Backend:
         num_prompt, num_new = len(job.request.prompt), job.answer.num_tokens
         line = f"{job.request.id} {self.name}: prompt {num_prompt} tokens"
         if ended is not None:
-            line += f" ({ended.cached_tokens} cached, {_rate(num_prompt - ended.cached_tokens, ended.prompt_s)})"
+            read = _rate(num_prompt - ended.cached_tokens, ended.prompt_s)
+            line += f" ({ended.cached_tokens} cached, {read})"
             line += f", answer {num_new} ({_rate(num_new - 1, ended.decode_s)}), queued {ended.queue_s:.2f} s"
         _log.info("%s, total %.2f s, %s", line, total_s, job.finish_reason or "broken off")
 

@@ -50,7 +50,8 @@ def describe(error: Exception) -> tuple[int, dict]:
             return 500, envelope(500, str(error), code="engine_error")
         case HTTPException():
             return error.status_code, envelope(error.status_code, str(error.detail))
-    return 500, envelope(500, f"the server failed on this request: {type(error).__name__}", code="internal_error")
+    message = f"the server failed on this request: {type(error).__name__}"
+    return 500, envelope(500, message, code="internal_error")
 
 
 def error_response(error: Exception) -> JSONResponse:

@@ -48,10 +48,18 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "json_schema": (),
 }
 # Bookkeeping of OpenAI's own platform; no value of theirs could change an answer.
-_HARMLESS = frozenset(
-    "user metadata store service_tier safety_identifier prompt_cache_key prompt_cache_retention "
-    "parallel_tool_calls".split()
-)
+_HARMLESS = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "parallel_tool_calls",
+}
+# What a template gets from elsewhere, and the names of the arguments that carry it.
+_RESERVED = {"messages", "tools", "tokenizer", "template", "self"}
 
 
 def _stops(value: Any) -> list[str]:
@@ -129,9 +137,7 @@ class GenerationRequest(_Strict):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-    logit_bias: Annotated[
-        dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)
-    ] = {}
+    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
     stop: Annotated[list[str], BeforeValidator(_stops)] = []
     ignore_eos: bool = False
     stream: bool = False
@@ -269,6 +275,13 @@ class ChatRequest(GenerationRequest):
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_CHAT_ALTERNATIVES)] = None
     chat_template_kwargs: dict[str, Any] = {}
     enable_thinking: bool | None = None
+
+    @field_validator("chat_template_kwargs")
+    @classmethod
+    def _not_reserved(cls, variables: dict[str, Any]) -> dict[str, Any]:
+        if reserved := _RESERVED & variables.keys():
+            raise ValueError(f"{min(reserved)!r} is not a variable that may be set here")
+        return variables
 
     @model_validator(mode="after")
     def _agree_on_chat(self) -> Self:

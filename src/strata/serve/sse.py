@@ -112,7 +112,8 @@ class EventStream(Response):
 
 
 async def _send_part(send: Send, part: bytes | None) -> None:
-    await send({"type": "http.response.body", "body": KEEP_ALIVE if part is None else part, "more_body": True})
+    body = KEEP_ALIVE if part is None else part
+    await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _disconnect(receive: Receive) -> None:

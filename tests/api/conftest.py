@@ -1,0 +1,41 @@
+"""One server for all API tests; `LINES` says which seed gets which answer."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+from helpers.api_server import ApiServer
+
+EURO = "€".encode()
+FAMILY = "👩‍👧".encode()
+
+LINES: dict[str, list] = {
+    "hello": ["Hello", ", ", "wor", "ld", "!"],
+    "thinking": ["<think>", "\nLet me", " see.\n", "</think>", "\n\n", "It is ", "4."],
+    "closes": ["Only the end", "</think>", "\n\nshows."],
+    "unclosed": ["<think>", "for ever"],
+    "unicode": [[EURO[0]], [EURO[1], EURO[2], FAMILY[0]], *([byte] for byte in FAMILY[1:]), "ß"],
+    "invalid": ["a", [0xFF], "b", [0xE2, 0x82], "c", [0xF0]],
+    "slow": ["go", *(["x", {"sleep": 0.02}] * 1500)],
+    "silent": [{"sleep": 1.0}, "late"],
+    "crash": ["before", {"sleep": 0.1}, {"crash": True}],
+    "stops": ["one ST", "OP", "two"],
+    "part of stop": ["one ST"],
+    "lines": ["a\nb", "\r\n", "data: c\n\n"],
+    **{f"voice {i}": [f"{i}-{j} " for j in range(20)] for i in range(12)},
+}
+SEEDS = {name: i for i, name in enumerate(LINES)}
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    folder: Path = tmp_path_factory.mktemp("api")
+    with ApiServer(list(LINES.values()), folder, "--lanes", "2", "--keep-alive-s", "0.2") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def client(server: ApiServer) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as client:
+        yield client

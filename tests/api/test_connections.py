@@ -1,0 +1,174 @@
+"""What happens on the wire: keep-alives, leaving clients, a dying engine, signals."""
+
+import json
+import signal
+import socket
+import time
+from pathlib import Path
+
+import httpx
+import openai
+import pytest
+from api.conftest import SEEDS
+from helpers.api_server import ApiServer
+
+ASK = [{"role": "user", "content": "Say it."}]
+
+
+def body(line: str, **fields) -> dict:
+    return {"model": "parrot", "messages": ASK, "seed": SEEDS[line], **fields}
+
+
+def connect(server: ApiServer, request: dict, path: str = "/v1/chat/completions") -> socket.socket:
+    """Send a request by hand and return its connection."""
+    data = json.dumps(request).encode()
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    connection = socket.create_connection(("127.0.0.1", server.port), timeout=20)
+    connection.sendall(f"{head}Content-Length: {len(data)}\r\nConnection: close\r\n\r\n".encode() + data)
+    return connection
+
+
+def read_all(connection: socket.socket) -> bytes:
+    with connection:
+        return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def idle(health: dict) -> bool:
+    return health.get("running") == 0 and health.get("queued") == 0
+
+
+def chunks_of(raw: bytes) -> list[bytes]:
+    """The payloads of a chunked HTTP response, each as one write of the server."""
+    rest, parts = raw.split(b"\r\n\r\n", 1)[1], []
+    while rest:
+        size, rest = rest.split(b"\r\n", 1)
+        parts.append(rest[: int(size, 16)])
+        rest = rest[int(size, 16) + 2 :]
+    return [part for part in parts if part]
+
+
+def test_events_are_whole_and_end_with_done(server: ApiServer) -> None:
+    """CASES 45: every write is one event, one line and an empty one, whatever the text holds."""
+    raw = read_all(connect(server, body("lines", stream=True)))
+    assert b"content-type: text/event-stream" in raw.lower()
+    parts = chunks_of(raw)
+    assert all(part.startswith(b"data: ") and part.endswith(b"\n\n") for part in parts)
+    assert all(part.count(b"\n") == 2 and b"\r" not in part for part in parts)
+    assert parts[-1] == b"data: [DONE]\n\n"
+    assert json.loads(parts[0][6:])["choices"][0]["delta"]["role"] == "assistant"
+
+
+def test_keep_alive_comments_while_silent(server: ApiServer) -> None:
+    """CASES 60, 61, 282: comments only, and not before the role."""
+    parts = chunks_of(read_all(connect(server, body("silent", stream=True))))
+    comments = [i for i, part in enumerate(parts) if part == b": keep-alive\n\n"]
+    assert len(comments) >= 3
+    assert b"assistant" in parts[0]
+    assert any(b'"content": "late"' in part for part in parts[comments[-1] :])
+
+
+def test_keep_alive_and_cancellation_while_queued(server: ApiServer) -> None:
+    """CASES 54: a queued request gets comments too, and is never run once its client has left."""
+    before = server.wait_for(idle)
+    busy = [connect(server, body("slow", stream=True)) for _ in range(2)]
+    server.wait_for(lambda health: health.get("running") == 2)
+    waiting = connect(server, body("hello", stream=True))
+    assert b": keep-alive" in b"".join(waiting.recv(65536) for _ in range(3))
+    assert server.health()["queued"] == 1
+    waiting.close()
+    server.wait_for(lambda health: health.get("queued") == 0)
+    assert server.health()["running"] == 2
+    for connection in busy:
+        connection.close()
+    after = server.wait_for(idle)
+    assert after["cancelled"] - before["cancelled"] == 3
+    assert after["finished"] == before["finished"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_leaving_client_frees_the_lane(server: ApiServer, stream: bool) -> None:
+    """CASES 52, 56, 430."""
+    server.wait_for(idle)
+    connection = connect(server, body("slow", stream=stream))
+    server.wait_for(lambda health: health.get("running") == 1)
+    connection.close()
+    assert idle(server.wait_for(idle, timeout_s=3))
+
+
+def test_leaving_during_a_long_prompt(server: ApiServer) -> None:
+    """CASES 53: between two chunks of the prompt, or wherever else it is by then."""
+    server.wait_for(idle)
+    request = {"model": "parrot", "prompt": "x" * 250_000, "seed": SEEDS["slow"]}
+    connection = connect(server, request, "/v1/completions")
+    server.wait_for(lambda health: health.get("running") == 1)
+    connection.close()
+    server.wait_for(idle, timeout_s=3)
+
+
+def test_a_hundred_cancels(server: ApiServer, client: openai.OpenAI) -> None:
+    """CASES 57, 58: no lane is lost; a cancelled request does not count as finished (471)."""
+    before = server.wait_for(idle)
+    for i in range(100):
+        with client.chat.completions.create(**body("slow"), stream=True) as stream:
+            if i % 2:
+                next(iter(stream))
+    after = server.wait_for(idle)
+    assert after["cancelled"] - before["cancelled"] == 100
+    assert after["finished"] == before["finished"]
+    answers = [client.chat.completions.create(**body("hello")) for _ in range(2)]
+    assert [answer.choices[0].message.content for answer in answers] == ["Hello, world!"] * 2
+
+
+def test_engine_death_fails_the_request_and_the_next_one_works(
+    server: ApiServer, client: openai.OpenAI
+) -> None:
+    """CASES 27, 344, 62: its last log lines are told; after the start of a stream by an error event."""
+    with pytest.raises(openai.InternalServerError, match=r"SIGABRT[\s\S]*Fatal Python error") as caught:
+        client.chat.completions.create(**body("crash"))
+    assert caught.value.code == "engine_error"
+    health = httpx.get(f"{server.url}/health", trust_env=False)
+    assert (health.status_code, health.json()["status"]) == (503, "dead")
+    assert "SIGABRT" in health.json()["reason"]
+    assert client.chat.completions.create(**body("hello")).choices[0].message.content == "Hello, world!"
+    parts = chunks_of(read_all(connect(server, body("crash", stream=True))))
+    assert b"before" in b"".join(parts)
+    assert "SIGABRT" in json.loads(parts[-1].removeprefix(b"data: "))["error"]["message"]
+
+
+def test_log_has_one_line_per_request_and_no_text(server: ApiServer, client: openai.OpenAI) -> None:
+    answer = client.chat.completions.create(
+        model="parrot", messages=[{"role": "user", "content": "a secret"}], seed=SEEDS["hello"]
+    )
+    deadline = time.monotonic() + 5
+    while not (lines := [line for line in server.log if answer.id in line]):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    assert len(lines) == 1
+    assert f"prompt {answer.usage.prompt_tokens} tokens" in lines[0]
+    assert "answer 5" in lines[0]
+    assert not any("secret" in line for line in server.log)
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows ends processes without a signal")
+def test_port_in_use_and_sigterm(server: ApiServer, run_strata, tmp_path: Path) -> None:
+    """CASES 32 and 96 of the original: a message before any model is loaded; a docker stop is orderly."""
+    answer = run_strata("serve", "--model", "no-such-file.gguf", "--port", str(server.port))
+    assert answer.returncode == 1
+    assert f"port {server.port}: Address already in use" in answer.stderr
+    with ApiServer([["hi"]], tmp_path) as short:
+        short.process.send_signal(signal.SIGTERM)
+        assert short.process.wait(20) == 0
+
+
+def test_exposure_needs_a_key(run_strata) -> None:
+    answer = run_strata("serve", "--host", "0.0.0.0", "--port", "0")
+    assert answer.returncode == 1
+    assert "--api-key" in answer.stderr
+
+
+def test_model_that_does_not_load(run_strata, tmp_path: Path) -> None:
+    (tmp_path / "bad.jsonl").write_text('["a"]\n[7.5]\n')
+    answer = run_strata("serve", "--model", f"scripted:{tmp_path / 'bad.jsonl'}", "--port", "0")
+    assert answer.returncode == 1
+    assert "bad.jsonl:2: item 1" in answer.stderr
+    assert "Traceback" not in answer.stderr

@@ -1,0 +1,232 @@
+"""Requests that need no engine: what is refused, how, and who may ask."""
+
+import asyncio
+
+import httpx
+import pytest
+from pydantic import ValidationError
+
+from strata.errors import RequestError, StrataError
+from strata.options import Options
+from strata.serve.app import create_app
+from strata.serve.errors import from_validation
+from strata.serve.guard import is_loopback
+from strata.serve.openai import BODY_LIMIT
+from strata.serve.schemas import ChatRequest, CompletionRequest
+
+CHAT = "/v1/chat/completions"
+HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def send(method: str, path: str, *, app_options: dict | None = None, **arguments) -> httpx.Response:
+    """One request to an application whose engine was never started."""
+    app = create_app(Options(model="scripted:m.jsonl", **(app_options or {})))
+
+    async def run() -> httpx.Response:
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1") as client:
+            return await client.request(method, path, **arguments)
+
+    return asyncio.run(run())
+
+
+def refusal(model: type, body: dict) -> RequestError:
+    with pytest.raises((RequestError, ValidationError)) as caught:
+        model.model_validate(body)
+    return caught.value if isinstance(caught.value, RequestError) else from_validation(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "words"),
+    [
+        ({"messages": None}, "messages", "is missing"),
+        ({"messages": '[{"role": "user"}]'}, "messages", "valid list"),  # CASES 460
+        ({"messages": []}, "messages", "at least 1"),
+        ({"messages": [{"content": "x"}]}, "messages[0].role", "is missing"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "messages[0].role", "'system'"),
+        ({"messages": [*HELLO["messages"], {"role": "user", "content": 7}]}, "messages[1].content", "string"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "text", "text": 1}]}]},
+            "messages[0].content[0].text",
+            "string",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            "messages[0].content",
+            "part 0 is of type 'image_url'",
+        ),
+        ({"model": 5}, "model", "string"),
+        ({"temperature": "hot"}, "temperature", "number"),
+        ({"temperature": -1}, "temperature", "greater than or equal to 0"),
+        ({"top_p": 1.5}, "top_p", "less than or equal to 1"),
+        ({"max_tokens": -2}, "max_tokens", "-1"),
+        ({"max_tokens": 5, "max_completion_tokens": 6}, "max_tokens", "send one"),
+        ({"stop": [1]}, "stop", "list of strings"),
+        ({"stream": "yes"}, "stream", "boolean"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream is true"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "'x' is not a token id"),
+        ({"logit_bias": {"5": 101}}, "logit_bias[5]", "100"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs is true"),
+        ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty", "send one"),
+        ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
+        ({"tools": "x"}, "tools", "not supported yet"),  # CASES 592
+        ({"tool_choice": "required"}, "tool_choice", "not supported yet"),
+        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
+        ({"n": 2}, "n", "not supported yet"),
+        ({"mirostat": 2}, "mirostat", "unknown field"),
+    ],
+)
+def test_refused_chat_fields_are_named(change: dict, field: str, words: str) -> None:
+    error = refusal(ChatRequest, HELLO | change)
+    assert error.field == field
+    assert str(error).startswith(f"{field}: ")
+    assert words in str(error)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"prompt": None}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": ["a", 1]}, "prompt"),
+        ({"prompt": [-1]}, "prompt"),
+        ({"prompt": [True]}, "prompt"),
+        ({"prompt": ["x"] * 257}, "prompt"),
+        ({"echo": True}, "echo"),
+        ({"suffix": "end"}, "suffix"),
+        ({"best_of": 2}, "best_of"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"messages": []}, "messages"),
+    ],
+)
+def test_refused_completion_fields_are_named(change: dict, field: str) -> None:
+    assert refusal(CompletionRequest, {"model": "m", "prompt": "x"} | change).field == field
+
+
+def test_null_is_the_default() -> None:
+    fields = [name for name in ChatRequest.model_fields if name not in ("model", "messages")]
+    assert ChatRequest.model_validate(HELLO | dict.fromkeys(fields)) == ChatRequest.model_validate(HELLO)
+
+
+def test_bad_field_is_400_in_the_envelope() -> None:
+    response = send("POST", CHAT, json=HELLO | {"top_p": 2})
+    assert response.status_code == 400
+    error = response.json()["error"]
+    assert error["message"] == "top_p: input should be less than or equal to 1"
+    assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", "top_p", None)
+
+
+@pytest.mark.parametrize(
+    "data", [b"", b"{", b"[1]", b'"x"', b"\xff", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 100_000]
+)
+def test_malformed_json_is_400(data: bytes) -> None:
+    response = send("POST", CHAT, content=data, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400
+    assert response.json()["error"]["code"] == "invalid_json"
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded"])
+def test_pages_of_other_sites_cannot_post(kind: str | None) -> None:
+    """CASES 65: what a browser sends without asking first is refused; there are no CORS headers."""
+    response = send("POST", CHAT, content=b"{}", headers={"Content-Type": kind} if kind else {})
+    assert response.status_code == 415
+    assert "Content-Type: application/json" in response.json()["error"]["message"]
+    answer = send("OPTIONS", CHAT, headers={"Origin": "http://evil.example"})
+    assert answer.status_code == 405
+    assert "access-control-allow-origin" not in answer.headers
+
+
+def test_too_large_a_body() -> None:
+    response = send(
+        "POST", CHAT, content=b" " * (BODY_LIMIT + 1), headers={"Content-Type": "application/json"}
+    )
+    assert response.status_code == 413
+    assert str(BODY_LIMIT) in response.json()["error"]["message"]
+
+
+def test_unknown_path_and_wrong_method() -> None:
+    """CASES 66."""
+    response = send("GET", "/v1/nothing")
+    assert response.status_code == 404
+    assert "/v1/nothing" in response.json()["error"]["message"]
+    response = send("GET", CHAT)
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
+    assert "GET" in response.json()["error"]["message"]
+
+
+def test_query_string_does_not_matter() -> None:
+    """CASES 55 of the original: some clients add `?beta=true`."""
+    assert send("POST", f"{CHAT}?beta=true", json={}).status_code == 400
+
+
+def test_unexpected_failure_is_500_in_the_envelope(caplog: pytest.LogCaptureFixture) -> None:
+    """The engine was never started here, which the code excludes; the text of the failure stays inside."""
+    response = send("POST", CHAT, json=HELLO)
+    assert response.status_code == 500
+    assert response.headers["x-should-retry"] == "false"
+    assert response.json()["error"]["type"] == "server_error"
+    assert response.json()["error"]["message"] == "the server failed on this request: AssertionError"
+    assert "Traceback" in caplog.text
+
+
+def test_health_while_loading_and_index() -> None:
+    response = send("GET", "/health")
+    assert (response.status_code, response.json()["status"]) == (503, "loading")
+    assert "POST /v1/chat/completions" in send("GET", "/").json()["endpoints"]
+
+
+@pytest.mark.parametrize(
+    ("host", "status"),
+    [
+        ("localhost", 200),
+        ("LOCALHOST:8080", 200),
+        ("127.0.0.1:1", 200),
+        ("[::1]:8080", 200),
+        ("[::1]", 200),
+        ("evil.example", 403),
+        ("evil.example:8080", 403),
+        ("localhost.evil.example", 403),
+        ("127.0.0.1.evil.example", 403),
+        ("", 403),
+    ],
+)
+def test_host_header(host: str, status: int) -> None:
+    """A name that was made to point to this machine is not this machine's (DNS rebinding)."""
+    assert send("GET", "/v1/models", headers={"Host": host}).status_code == status
+
+
+@pytest.mark.parametrize(
+    ("header", "status"),
+    [
+        (None, 401),
+        ("Bearer wrong", 401),
+        ("Bearer ", 401),
+        ("secret-ä", 401),
+        ("Basic secret-ä", 401),
+        ("Bearer secret-ä", 200),
+        ("bearer secret-ä", 200),
+    ],
+)
+def test_api_key(header: str | None, status: int) -> None:
+    headers = {"Authorization": header.encode()} if header else {}
+    options = {"api_key": "secret-ä", "host": "0.0.0.0"}
+    response = send("GET", "/v1/models", headers=headers | {"Host": "pc.lan"}, app_options=options)
+    assert response.status_code == status
+    if status == 401:
+        assert response.json()["error"]["code"] == "invalid_api_key"
+
+
+def test_health_tells_strangers_the_status_only() -> None:
+    """CASES 212 of the original."""
+    assert send("GET", "/health", app_options={"api_key": "k"}).json() == {"status": "loading"}
+
+
+def test_other_addresses_need_a_key() -> None:
+    with pytest.raises(StrataError, match="--api-key"):
+        create_app(Options(model="scripted:m.jsonl", host="0.0.0.0"))
+
+
+def test_loopback() -> None:
+    assert all(map(is_loopback, ["127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"]))
+    assert not any(map(is_loopback, ["0.0.0.0", "::", "192.168.0.1", "localhost.lan", ""]))
