@@ -151,6 +151,14 @@ def test_faulty_keys_are_named(fault: dict[str, Any], kind: type[StrataError], m
         load_tokenizer(MetadataOnly(keys))
 
 
+def test_a_chat_template_is_a_string(tmp_path: Path) -> None:
+    with pytest.raises(ModelFileError, match=r"tokenizer\.chat_template is list, not a string"):
+        load_tokenizer(MetadataOnly(metadata() | {"tokenizer.chat_template": ["x"]}))
+    checkpoint = folder_with(tmp_path, byte_level_document(), tokenizer_config={"chat_template": 1})
+    with pytest.raises(ModelFileError, match=r"tokenizer_config\.json: chat_template is not a string"):
+        load_tokenizer(checkpoint)
+
+
 def test_a_padding_id_of_minus_one_is_none() -> None:
     assert build(padding_token_id=0xFFFFFFFF).pad_id is None
 

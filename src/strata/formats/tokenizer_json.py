@@ -169,5 +169,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
             raise ModelFileError(f"{path}: cannot be read: {error}") from error
     template = config.get("chat_template")
     if isinstance(template, list):
-        return {entry.get("name"): entry.get("template") for entry in template}.get("default")
+        template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
+    if not isinstance(template, str | None):
+        raise ModelFileError(f"{folder / 'tokenizer_config.json'}: chat_template is not a string")
     return template

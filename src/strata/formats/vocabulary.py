@@ -111,6 +111,9 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary
             f"{source}: tokenizer.ggml.model is {kind!r}; Strata reads 'gpt2' (byte-level BPE) and 'llama' "
             "(SentencePiece BPE)"
         )
+    template = metadata.get("tokenizer.chat_template")
+    if not isinstance(template, str | None):
+        raise ModelFileError(f"{source}: tokenizer.chat_template is {type(template).__name__}, not a string")
     tokens = _tokens(metadata, source)
     types = _types(metadata, tokens, source)
     parts = (_byte_level if kind == "gpt2" else _sentencepiece)(metadata, tokens, types, source)
@@ -125,7 +128,7 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary
         ],
         eot_id=_special(metadata, "eot", tokens, source),
         stop_ids=[i for i in [_special(metadata, "eom", tokens, source)] if i is not None],
-        chat_template=metadata.get("tokenizer.chat_template"),
+        chat_template=template,
         **parts,
     )
 

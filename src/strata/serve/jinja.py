@@ -2,7 +2,8 @@
 
 A template comes with the model file and is untrusted. The sandbox keeps it from Python; the bounds keep it
 from running or growing without end: every turn of a loop and every macro call looks at the clock, operators
-that build large values are refused, and so is a long output.
+that build large values are refused, and so is a long output. What one call of a string method or filter
+builds, e.g. `center(10**9)`, is not bounded: that would take a process with a memory limit.
 
 The set-up, which decides what a template renders to, is that of transformers' `chat_template_utils.py`.
 """
