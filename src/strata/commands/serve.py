@@ -14,11 +14,7 @@ def run(options: Options) -> None:
 
     if options.attached:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
-    run_server(with_model_path(options), on_ready=_announce)
-
-
-def _announce(url: str) -> None:
-    print(f"Strata is ready at {url}", flush=True)
+    run_server(with_model_path(options))
 
 
 def _stop_with_stdin() -> None:
