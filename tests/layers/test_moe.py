@@ -81,6 +81,27 @@ def test_every_layout_gives_the_sum_by_hand(layout: str, num_tokens: int):
     torch.testing.assert_close(experts(x), by_hand(x), rtol=1e-5, atol=1e-5)
 
 
+def test_factors_beside_the_matrices_are_applied():
+    """NVFP4 files: one factor for all experts of a stack, or one each; the input's is not needed."""
+    factors = {
+        "blk.0.ffn_up_exps.scale": torch.tensor([2.0, 0.5, 3.0, 1.0, 0.25]),
+        "blk.0.ffn_down_exps.scale": torch.tensor([4.0]),
+        "blk.0.ffn_down_exps.input_scale": torch.ones(COUNT),
+    }
+    stacks = LAYOUTS["stacked"]
+    scaled = stacks | {
+        "blk.0.ffn_up_exps.weight": UP / factors["blk.0.ffn_up_exps.scale"][:, None, None],
+        "blk.0.ffn_down_exps.weight": DOWN / 4,
+    }
+    weights = Weights(InMemory(ROUTER | scaled | factors), cache_bytes=1 << 20)
+    experts = Experts(weights, "blk.0", WIDTH, LENGTH, COUNT, USED)
+    assert weights.unused() == []
+    x = random(17, WIDTH)
+    for _ in range(2):  # the second time from the cache
+        torch.testing.assert_close(experts(x), by_hand(x), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weights.get("blk.0.ffn_up_exps.weight"), UP)
+
+
 def test_only_chosen_experts_are_read():
     checkpoint = InMemory(ROUTER | LAYOUTS["stacked"])
     experts = Experts(Weights(checkpoint, cache_bytes=0), "blk.0", WIDTH, LENGTH, COUNT, USED)

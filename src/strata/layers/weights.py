@@ -21,6 +21,7 @@ class Weights:
         self.cached_bytes = 0
         self._cache: OrderedDict[tuple[str, int | None], torch.Tensor] = OrderedDict()
         self._required: set[str] = set()
+        self._scales: dict[str, str] = {}  # tensor -> the one with its factor
 
     def __contains__(self, name: str) -> bool:
         return name in self.checkpoint.tensors
@@ -39,7 +40,31 @@ class Weights:
                 f"the metadata asks for {list(shape)}"
             )
         self._required.add(name)
+        self._require_scale(name, shape)
         return name
+
+    def _require_scale(self, name: str, shape: tuple[int, ...]) -> None:
+        """NVFP4 files keep a factor beside a matrix, `X.scale` `[1]`, or one per expert of a stack.
+
+        `X.input_scale` is for kernels that round activations to four bits too; float32 needs none.
+        """
+        stem, _, suffix = name.rpartition(".")
+        if suffix != "weight":
+            return
+        scale = f"{stem}.scale"
+        if scale in self:
+            stacked = len(shape) == 3 and self.checkpoint.tensors[scale].shape != (1,)
+            self._scales[name] = self.require(scale, shape[0] if stacked else 1)
+        if f"{stem}.input_scale" in self:
+            self._required.add(f"{stem}.input_scale")
+
+    def _scaled(self, tensor: torch.Tensor, name: str, index: int | None = None) -> torch.Tensor:
+        if name not in self._scales:
+            return tensor
+        scale = self.get(self._scales[name])
+        if len(scale) > 1:
+            scale = scale[:, None, None] if index is None else scale[index]
+        return tensor * scale
 
     def unused(self) -> list[str]:
         """Names of tensors in the checkpoint that the model did not ask for."""
@@ -52,7 +77,7 @@ class Weights:
         if tensor is not None:
             self._cache.move_to_end(key)
             return tensor
-        tensor = self.checkpoint.read(name, index)
+        tensor = self._scaled(self.checkpoint.read(name, index), name, index)
         num_bytes = tensor.numel() * tensor.element_size()
         if num_bytes <= self.cache_bytes:
             while self.cached_bytes + num_bytes > self.cache_bytes:
@@ -64,4 +89,4 @@ class Weights:
 
     def rows(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         """Rows (int64 `[n]`) of a table as float32 `[n, in]`; only these rows are read and decoded."""
-        return self.checkpoint.read_rows(name, rows)
+        return self._scaled(self.checkpoint.read_rows(name, rows), name)
