@@ -173,6 +173,23 @@ def test_a_hundred_cancels(run, client: EngineClient) -> None:
     run(go())
 
 
+def test_pings_are_answered_in_order(run, client: EngineClient) -> None:
+    async def go() -> None:
+        before = (await client.ping()).totals.cancelled
+        given_up = asyncio.create_task(client.ping())
+        await asyncio.sleep(0)
+        given_up.cancel()
+        events = await until_writing(client, request("a", seed=SLOW))
+        first = asyncio.create_task(client.ping())
+        await asyncio.sleep(0)
+        await events.aclose()
+        second = await client.ping()  # behind the cancellation
+        assert ((await first).totals.running, second.totals.running) == (1, 0)
+        assert second.totals.cancelled == before + 1
+
+    run(go())
+
+
 def test_a_wrong_request_is_refused(run, client: EngineClient) -> None:
     async def go() -> None:
         with pytest.raises(RequestError, match="token id 9999 is outside") as error:
@@ -290,7 +307,7 @@ def test_stop(run, script: str) -> None:
         start = time.monotonic()
         await client.stop()
         assert time.monotonic() - start < 4
-        with pytest.raises(EngineError):
+        with pytest.raises(EngineError, match="the engine was stopped"):
             await first
         assert not psutil.pid_exists(pid)
 

@@ -108,6 +108,7 @@ def test_top_p_counts_what_top_k_left() -> None:
     logits = np.log(np.array([0.4, 0.3, 0.2, 0.1], np.float32))
     assert kept(logits, top_p=0.5) == {0, 1}
     assert kept(logits, top_k=2, top_p=0.5) == {0}  # 0.4 of 0.7 is enough by then
+    assert kept(np.zeros(4, np.float32), top_p=0.5) == {0, 1}  # reached exactly: no third one
 
 
 @pytest.mark.parametrize("top_k", [0, -1, VOCAB, VOCAB + 1])

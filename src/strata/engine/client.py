@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+from collections import deque
 from collections.abc import AsyncGenerator, Callable
 from typing import Literal
 
@@ -67,7 +68,7 @@ class EngineClient:
         self._worker: WorkerProcess | None = None
         self._loaded: asyncio.Future[None]  # of `_worker`
         self._requests: dict[str, asyncio.Queue[Event | Exception]] = {}
-        self._pings: list[asyncio.Future[Pong]] = []
+        self._pings: deque[asyncio.Future[Pong]] = deque()  # answered in order
 
     async def start(self) -> ModelInfo:
         """Start the engine if none runs, and wait until its model is loaded.
@@ -169,7 +170,7 @@ class EngineClient:
             case LoadProgress():
                 self.progress = event
             case Pong():
-                self._answer_pings(event)
+                _settle(self._pings.popleft(), event)
             case Failed(id=""):
                 self.failure = event.message
             case Failed():
@@ -181,17 +182,18 @@ class EngineClient:
         """The process is gone: every request of it ends here."""
         assert self._worker is not None
         log, self._worker = list(self._worker.log), None
-        if self.state != "stopping":
-            self.state = "dead"
         error: EngineError
-        if self.failure is not None:  # it said why it does not load
-            error = EngineError(self.failure)
+        if self.state == "stopping":
+            error = EngineError("the engine was stopped")
+        elif self.failure is not None:  # it said why it does not load
+            error, self.state = EngineError(self.failure), "dead"
         else:
-            error = EngineDied(f"the engine process {_ending(status)}", log)
+            error, self.state = EngineDied(f"the engine process {_ending(status)}", log), "dead"
             self.failure = str(error)
         if not self._loaded.done():
             self._loaded.set_exception(error)
-        self._answer_pings(error)
+        while self._pings:
+            _settle(self._pings.popleft(), error)
         for request_id in self._requests:
             self._deliver(request_id, error)
 
@@ -199,15 +201,14 @@ class EngineClient:
         if request_id in self._requests:  # a cancelled request's last events find nobody
             self._requests[request_id].put_nowait(event)
 
-    def _answer_pings(self, answer: Pong | Exception) -> None:
-        pings, self._pings = self._pings, []
-        for ping in pings:
-            if ping.cancelled():
-                continue
-            if isinstance(answer, Exception):
-                ping.set_exception(answer)
-            else:
-                ping.set_result(answer)
+
+def _settle(ping: asyncio.Future[Pong], answer: Pong | Exception) -> None:
+    if ping.cancelled():  # its caller gave up; the answer came all the same
+        return
+    if isinstance(answer, Exception):
+        ping.set_exception(answer)
+    else:
+        ping.set_result(answer)
 
 
 def _error(event: Failed) -> StrataError:

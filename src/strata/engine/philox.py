@@ -6,8 +6,8 @@ device give the same ones.
 import numpy as np
 
 ROUNDS = 10
-_MULTIPLIERS = np.array([0xD2511F53, 0xCD9E8D57], np.uint64)
-_WEYL = np.array([0x9E3779B9, 0xBB67AE85], np.uint64)
+_MULTIPLIERS = np.uint64(0xD2511F53), np.uint64(0xCD9E8D57)
+_WEYL = 0x9E3779B9, 0xBB67AE85
 _LOW = np.uint64(0xFFFFFFFF)
 _32 = np.uint64(32)
 
@@ -23,9 +23,9 @@ def philox4x32(counter: np.ndarray, key: int) -> np.ndarray:
         uint32 `[n, 4]`.
     """
     c0, c1, c2, c3 = counter.T.astype(np.uint64)
-    words = np.array([key & 0xFFFFFFFF, key >> 32 & 0xFFFFFFFF], np.uint64)
     for i in range(ROUNDS):
-        k0, k1 = (words + np.uint64(i) * _WEYL) & _LOW
+        k0 = np.uint64(key + i * _WEYL[0] & 0xFFFFFFFF)
+        k1 = np.uint64((key >> 32) + i * _WEYL[1] & 0xFFFFFFFF)
         product0, product1 = _MULTIPLIERS[0] * c0, _MULTIPLIERS[1] * c2
         c0, c1 = (product1 >> _32) ^ c1 ^ k0, product1 & _LOW
         c2, c3 = (product0 >> _32) ^ c3 ^ k1, product0 & _LOW
