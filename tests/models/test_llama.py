@@ -13,7 +13,6 @@ from strata.models import load_model, open_checkpoint
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hf_models import (
     assert_agrees,
-    assert_same_model,
     gguf_tensors,
     prompt,
     relative_error,
@@ -52,7 +51,7 @@ def test_agrees_with_transformers(case: str, tmp_path: Path):
     path = save_gguf(reference, tmp_path / "model.gguf", "llama", **gguf_keys(reference))
     from_gguf = load_model(open_checkpoint(path), CACHE_BYTES)
     assert_agrees(from_safetensors, reference, length=37)
-    assert_same_model(from_gguf, from_safetensors)
+    assert_agrees(from_gguf, reference, length=37)
 
 
 SCALINGS = {
@@ -65,6 +64,13 @@ SCALINGS = {
         "original_max_position_embeddings": 128,
     },
     "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "yarn with mscale": {
+        "rope_type": "yarn",
+        "factor": 8.0,
+        "original_max_position_embeddings": 64,
+        "mscale": 1.0,
+        "mscale_all_dim": 0.5,
+    },
     "yarn with attention factor": {
         "rope_type": "yarn",
         "factor": 4.0,
@@ -152,6 +158,18 @@ def test_without_a_cache_nothing_is_kept(tmp_path: Path):
     [
         ({"rope__scaling__type": "longrope"}, UnsupportedModelError, "rope.scaling.type is 'longrope'"),
         ({"rope__scaling__factor": -2.0}, ModelFileError, "rope.scaling.factor must be positive, not -2.0"),
+        ({"rope__freq_base": 1.0}, ModelFileError, "rope.freq_base must be above 1, not 1.0"),
+        ({"rope__freq_base": float("nan")}, ModelFileError, "llama.rope.freq_base must be positive, not nan"),
+        (
+            {
+                "rope__scaling__type": "yarn",
+                "rope__scaling__factor": 2.0,
+                "rope__scaling__yarn_beta_fast": 0.0,
+            },
+            ModelFileError,
+            "rope.scaling.yarn_beta_fast must be positive, not 0.0",
+        ),
+        ({"expert_count": "four"}, ModelFileError, "llama.expert_count has the value 'four'"),
         ({"rope__dimension_count": 10}, ModelFileError, "10 rotated values .* head of 8"),
         ({"rope__dimension_count": 5}, ModelFileError, "5 rotated values"),
         ({"expert_used_count": 9}, ModelFileError, "blk.0 cannot use 9 of 4 experts"),

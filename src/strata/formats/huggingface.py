@@ -6,6 +6,7 @@ recipe per GGUF tensor.
 """
 
 import json
+import math
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -65,9 +66,9 @@ class HFConfig(dict[str, Any]):
         return value
 
     def number(self, field: str, default: float | None = None) -> float:
-        """A number; without a default it must be there."""
+        """A finite number; without a default it must be there."""
         value = self[field] if default is None else self.value(field, default)
-        if not isinstance(value, int | float) or isinstance(value, bool):
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
             raise ModelFileError(f"{self.path}: field {field} must be a number, not {value!r}")
         return float(value)
 

@@ -29,10 +29,9 @@ class RopeScaling:
     @classmethod
     def from_keys(cls, keys: Keys, context_length: int) -> "RopeScaling":
         """Read the keys as llama.cpp does: a file without a type but with a factor means `linear`."""
-        factor = keys.number("rope.scaling.factor", 0.0) or keys.number("rope.scale_linear", 0.0) or 1.0
+        key = "rope.scaling.factor" if "rope.scaling.factor" in keys else "rope.scale_linear"
+        factor = keys.positive(key, 1.0) if keys.number(key, 0.0) else 1.0  # some files say 0 for none
         path, prefix = keys.checkpoint.path, keys.prefix
-        if not (math.isfinite(factor) and factor > 0):
-            raise ModelFileError(f"{path}: {prefix}rope.scaling.factor must be positive, not {factor}")
         type = keys.checkpoint.metadata.get(prefix + "rope.scaling.type", "linear")
         if type == "none" or (type == "linear" and factor == 1.0):
             return cls()
@@ -40,14 +39,14 @@ class RopeScaling:
             raise UnsupportedModelError(
                 f"{path}: {prefix}rope.scaling.type is {type!r}; Strata has none, linear and yarn"
             )
-        attention_factor = keys.number("rope.scaling.attn_factor", 1.0)
+        attention_factor = keys.positive("rope.scaling.attn_factor", 1.0)
         return cls(
             type=type,
             factor=factor,
             original_context_length=keys.count("rope.scaling.original_context_length", context_length),
-            attention_factor=attention_factor * keys.number("rope.scaling.yarn_attn_factor", 1.0),
-            beta_fast=keys.number("rope.scaling.yarn_beta_fast", 32.0),
-            beta_slow=keys.number("rope.scaling.yarn_beta_slow", 1.0),
+            attention_factor=attention_factor * keys.positive("rope.scaling.yarn_attn_factor", 1.0),
+            beta_fast=keys.positive("rope.scaling.yarn_beta_fast", 32.0),
+            beta_slow=keys.positive("rope.scaling.yarn_beta_slow", 1.0),
         )
 
 
@@ -93,6 +92,10 @@ class Rotary:
     def from_checkpoint(cls, config: ModelConfig, weights: Weights, interleaved: bool = False) -> "Rotary":
         """As the metadata and, where there is one, the tensor `rope_freqs.weight` say."""
         count = config.rope_dimension_count
+        if config.rope_freq_base <= 1:
+            raise ModelFileError(
+                f"{weights.checkpoint.path}: rope.freq_base must be above 1, not {config.rope_freq_base}"
+            )
         if count % 2 or count > config.key_length:
             raise ModelFileError(
                 f"{weights.checkpoint.path}: {count} rotated values (rope.dimension_count) do not make pairs "

@@ -1,5 +1,6 @@
 """A model's hyper-parameters, read from GGUF metadata and named as its keys are."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,11 +24,13 @@ class Keys:
                 raise ModelFileError(f"{self.checkpoint.path}: metadata key {self.prefix}{key} is missing")
             return default
         if isinstance(value, bool) or not isinstance(value, kinds):
-            raise ModelFileError(f"{self.checkpoint.path}: metadata key {self.prefix}{key} has the value {value!r}")
+            raise ModelFileError(
+                f"{self.checkpoint.path}: metadata key {self.prefix}{key} has the value {value!r}"
+            )
         return value
 
     def count(self, key: str, default: Any = _REQUIRED) -> int:
-        """A positive integer; an array whose entries all agree counts as one (some converters write it so)."""
+        """A positive integer; an array whose entries all agree counts as one (converters write some so)."""
         value = self.checkpoint.metadata.get(self.prefix + key)
         if isinstance(value, list) and value and all(v == value[0] for v in value):
             value = value[0]
@@ -36,7 +39,21 @@ class Keys:
         if not isinstance(value, int) or isinstance(value, bool) or not 0 < value < 2**31:
             self._get(key, _REQUIRED, (int,))
             raise ModelFileError(
-                f"{self.checkpoint.path}: metadata key {self.prefix}{key} must be a positive count, not {value!r}"
+                f"{self.checkpoint.path}: metadata key {self.prefix}{key} "
+                f"must be a positive count, not {value!r}"
+            )
+        return value
+
+    def count_or_zero(self, key: str) -> int:
+        """A count that may be absent or 0."""
+        return self.count(key) if self.checkpoint.metadata.get(self.prefix + key) else 0
+
+    def positive(self, key: str, default: Any = _REQUIRED) -> float:
+        """A finite number above 0."""
+        value = self.number(key, default)
+        if not (math.isfinite(value) and value > 0):
+            raise ModelFileError(
+                f"{self.checkpoint.path}: metadata key {self.prefix}{key} must be positive, not {value}"
             )
         return value
 
@@ -82,24 +99,25 @@ class ModelConfig:
         head_count = keys.count("attention.head_count")
         embedding_length = keys.count("embedding_length")
         key_length = keys.count("attention.key_length", embedding_length // head_count)
-        expert_count = checkpoint.metadata.get(keys.prefix + "expert_count") or 0
+        expert_count = keys.count_or_zero("expert_count")
         head_count_kv = keys.count("attention.head_count_kv", head_count)
         if head_count % head_count_kv:
             raise ModelFileError(
-                f"{checkpoint.path}: {head_count} attention heads cannot share {head_count_kv} key-value heads"
+                f"{checkpoint.path}: {head_count} attention heads cannot share "
+                f"{head_count_kv} key-value heads"
             )
         return cls(
             architecture=checkpoint.architecture,
             vocab_size=embedding.shape[0],
             context_length=keys.count("context_length"),
-            block_count=keys.count("block_count") - (checkpoint.metadata.get(keys.prefix + "nextn_predict_layers") or 0),
+            block_count=keys.count("block_count") - keys.count_or_zero("nextn_predict_layers"),
             embedding_length=embedding_length,
             head_count=head_count,
             head_count_kv=head_count_kv,
             key_length=key_length,
             value_length=keys.count("attention.value_length", key_length),
-            rms_epsilon=keys.number("attention.layer_norm_rms_epsilon"),
-            rope_freq_base=keys.number("rope.freq_base", 10000.0),
+            rms_epsilon=keys.positive("attention.layer_norm_rms_epsilon"),
+            rope_freq_base=keys.positive("rope.freq_base", 10000.0),
             rope_dimension_count=keys.count("rope.dimension_count", key_length),
             expert_count=expert_count,
             expert_used_count=keys.count("expert_used_count") if expert_count else 0,
