@@ -187,24 +187,24 @@ def test_a_conversation_in_a_terminal(script, tmp_path):
     line = [sys.executable, "-m", "strata", "chat", "--model", script]
     with Terminal(line, tmp_path, clean_environment()) as terminal:
         terminal.wait_for("/help lists the commands", timeout=60)
-        terminal.wait_for("> ")
+        terminal.wait_for(">")
         terminal.type("hi\r")
         terminal.wait_for(r"Hello there\.")
-        terminal.wait_for("> ")
+        terminal.wait_for(">")
         terminal.type("tell me\r")
         terminal.wait_for("Once ")
         terminal.type(CTRL_C)  # stops the answer, not the program
         terminal.wait_for("stopped", timeout=5)
-        terminal.wait_for("> ")
+        terminal.wait_for(">")
         terminal.type("once more\r")
         terminal.wait_for(r"Again\.")
-        terminal.wait_for("> ")
+        terminal.wait_for(">")
         terminal.type(CTRL_C)  # at the prompt: says how to leave
         terminal.wait_for("/exit leaves")
-        terminal.wait_for("> ")
+        terminal.wait_for(">")
         terminal.type("/reset\r")
         terminal.wait_for("a new conversation")
-        terminal.wait_for("> ")
+        terminal.wait_for(">")
         terminal.type(CTRL_D)
         assert terminal.wait_exit() == 0
     assert "Traceback" not in terminal.screen

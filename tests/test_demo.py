@@ -27,7 +27,7 @@ def test_a_stopwatch_passes_pieces_on():
 
 @pytest.mark.slow
 def test_the_demo_answers_and_measures(run_strata):
-    answer = run_strata("demo", timeout=120)
+    answer = run_strata("demo", timeout=240)
     assert answer.returncode == 0, answer.stderr
     story, figures = re.split(r"^load ", answer.stdout, maxsplit=1, flags=re.M)
     assert len(story.split()) > 30
