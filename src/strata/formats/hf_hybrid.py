@@ -47,7 +47,9 @@ def _recurrent_layers(config: HFConfig) -> list[bool]:
         return [(layer + 1) % interval != 0 for layer in range(count)]
     known = ("linear_attention", "full_attention", "indexed_attention")
     if not isinstance(types, list) or len(types) != count or any(kind not in known for kind in types):
-        raise ModelFileError(f"{config.path}: layer_types must name one of {', '.join(known)} for {count} layers")
+        raise ModelFileError(
+            f"{config.path}: layer_types must name one of {', '.join(known)} for {count} layers"
+        )
     return [kind == "linear_attention" for kind in types]
 
 
@@ -57,7 +59,7 @@ def _plus_one(reader: Reader, name: str) -> Recipe:
 
 
 def _tiled(tensor: torch.Tensor, dim: int, key_heads: int, value_heads: int, begin: int = 0) -> torch.Tensor:
-    """Value heads along `dim`, from `begin` on, from grouped order `(key head, copy)` to tiled `(copy, key head)`."""
+    """Value heads along `dim` from grouped order `(key head, copy)` to tiled `(copy, key head)`."""
     head, rest = tensor.narrow(dim, 0, begin), tensor.narrow(dim, begin, tensor.shape[dim] - begin)
     rest = rest.unflatten(dim, (key_heads, value_heads // key_heads, -1)).transpose(dim, dim + 1)
     return torch.cat([head, rest.flatten(dim, dim + 2)], dim)
@@ -75,7 +77,9 @@ def _squeezed(reader: Reader, name: str, change: Function | None = None) -> Reci
     """A depthwise convolution `[channels, 1, kernel]` -> `[channels, kernel]`."""
     plain = Plain(reader, name)
     if len(plain.shape) != 3 or plain.shape[1] != 1:
-        raise ModelFileError(f"{reader.folder}: tensor {name} has shape {list(plain.shape)}, not [channels, 1, kernel]")
+        raise ModelFileError(
+            f"{reader.folder}: tensor {name} has shape {list(plain.shape)}, not [channels, 1, kernel]"
+        )
     shape = (plain.shape[0], plain.shape[2])
     return Map(plain, lambda t: change(t.squeeze(1)) if change else t.squeeze(1), shape)
 
@@ -192,7 +196,9 @@ def _pre_norm_block(reader: Reader, block: str, name: str, config: HFConfig, mix
     }
 
 
-def _pre_norm(architecture: str, delta_net: Callable[..., Tensors], config: HFConfig, reader: Reader) -> Translation:
+def _pre_norm(
+    architecture: str, delta_net: Callable[..., Tensors], config: HFConfig, reader: Reader
+) -> Translation:
     """Qwen3-Next, Qwen3.5 and Qwen3.5 with experts."""
     _check_heads(config)
     metadata = _metadata(architecture, config)
@@ -207,7 +213,9 @@ def _pre_norm(architecture: str, delta_net: Callable[..., Tensors], config: HFCo
         tensors |= _pre_norm_block(reader, block, name, config, mixer)
     if "mtp.fc.weight" in reader:
         block, name = _announce_draft(metadata, architecture), "mtp.layers.0"
-        tensors |= _pre_norm_block(reader, block, name, config, _attention(reader, block, f"{name}.self_attn"))
+        tensors |= _pre_norm_block(
+            reader, block, name, config, _attention(reader, block, f"{name}.self_attn")
+        )
         tensors[f"{block}.nextn.eh_proj.weight"] = Plain(reader, "mtp.fc.weight")
         tensors[f"{block}.nextn.enorm.weight"] = _plus_one(reader, "mtp.pre_fc_norm_embedding.weight")
         tensors[f"{block}.nextn.hnorm.weight"] = _plus_one(reader, "mtp.pre_fc_norm_hidden.weight")
@@ -260,7 +268,9 @@ def _ngram_memory(reader: Reader, block: str, name: str) -> Tensors:
     return tensors
 
 
-def _ngram_metadata(config: HFConfig, reader: Reader, name: str, layer: int, row_length: int) -> dict[str, Any]:
+def _ngram_metadata(
+    config: HFConfig, reader: Reader, name: str, layer: int, row_length: int
+) -> dict[str, Any]:
     """`ple.*` keys; the hash's constants are int64 buffers of the checkpoint."""
     eos = config["eos_token_id"]
     fields: dict[str, Any] = {
@@ -316,7 +326,9 @@ def _qwen4(config: HFConfig, reader: Reader) -> Translation:
         tensors |= _hyper_block(reader, f"blk.{layer}", f"{reader.prefix}layers.{layer}", config, recurrent)
     ple_layers = config.value("ple_layer_ids", [])
     if len(ple_layers) > 1:
-        raise UnsupportedModelError(f"{config.path}: ple_layer_ids names {len(ple_layers)} layers; Strata has one")
+        raise UnsupportedModelError(
+            f"{config.path}: ple_layer_ids names {len(ple_layers)} layers; Strata has one"
+        )
     for layer in (number - 1 for number in ple_layers):
         name = f"{reader.prefix}layers.{layer}.ple"
         tensors |= _ngram_memory(reader, f"blk.{layer}", name)
@@ -326,7 +338,9 @@ def _qwen4(config: HFConfig, reader: Reader) -> Translation:
     if "mtp.fc_embedding.weight" in reader:
         block = _announce_draft(metadata, "qwen4exp")
         tensors |= _hyper_block(reader, block, "mtp.layers.0", config, recurrent=False)
-        tensors |= _hyper_connection(reader, f"{block}.nextn.hc_head", "mtp.hyper_connection_mixer", inject=False)
+        tensors |= _hyper_connection(
+            reader, f"{block}.nextn.hc_head", "mtp.hyper_connection_mixer", inject=False
+        )
         halves = [Plain(reader, f"mtp.fc_{part}.weight") for part in ("embedding", "hidden")]
         tensors[f"{block}.nextn.eh_proj.weight"] = Concat(halves, dim=1)
         tensors[f"{block}.nextn.enorm.weight"] = _plus_one(reader, "mtp.pre_fc_norm_embedding.weight")

@@ -1,4 +1,4 @@
-"""Gated delta net: linear attention with a state of fixed size (`linear_attn` of Qwen3-Next and its heirs)."""
+"""Gated delta net: linear attention with a state of fixed size (Qwen3-Next and its heirs)."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -33,14 +33,18 @@ class DeltaNetConfig:
 
     @classmethod
     def from_keys(
-        cls, keys: Keys, value_head_order: Literal["grouped", "tiled"], gate: Literal["silu", "sigmoid"] = "silu"
+        cls,
+        keys: Keys,
+        value_head_order: Literal["grouped", "tiled"],
+        gate: Literal["silu", "sigmoid"] = "silu",
     ) -> "DeltaNetConfig":
         num_value_heads, inner_size = keys.count("ssm.time_step_rank"), keys.count("ssm.inner_size")
         num_key_heads = keys.count("ssm.group_count")
         if inner_size % num_value_heads or num_value_heads % num_key_heads:
             raise ModelFileError(
                 f"{keys.checkpoint.path}: {keys.prefix}ssm.inner_size {inner_size} and ssm.time_step_rank "
-                f"{num_value_heads} must be multiples of ssm.time_step_rank and ssm.group_count {num_key_heads}"
+                f"{num_value_heads} must be multiples of ssm.time_step_rank and ssm.group_count "
+                f"{num_key_heads}"
             )
         return cls(
             conv_kernel=keys.count("ssm.conv_kernel"),
@@ -62,7 +66,7 @@ class DeltaNetConfig:
 
 
 class DeltaNetState:
-    """The last rows before the convolution and the matrix of every value head; both replaced, never changed."""
+    """The last rows before the convolution, and each value head's matrix; replaced, never changed."""
 
     def __init__(self, past: torch.Tensor, memory: torch.Tensor):
         self.past = past  # [conv_kernel - 1, channels]
@@ -94,7 +98,9 @@ class DeltaNet:
         width, channels = config.embedding_length, 2 * delta.key_width + delta.value_width
         projections = FusedProjections if delta.value_head_order == "grouped" else SeparateProjections
         self.project = projections(weights, prefix, width, delta)
-        self.ssm_conv1d = CausalConvolution(weights, f"{prefix}.ssm_conv1d.weight", channels, delta.conv_kernel)
+        self.ssm_conv1d = CausalConvolution(
+            weights, f"{prefix}.ssm_conv1d.weight", channels, delta.conv_kernel
+        )
         self.ssm_a = weights.require(f"{prefix}.ssm_a", delta.num_value_heads)  # -exp(A_log)
         self.ssm_dt = weights.require(f"{prefix}.ssm_dt.bias", delta.num_value_heads)
         self.ssm_norm = RMSNorm(weights, f"{prefix}.ssm_norm.weight", delta.value_length, config.rms_epsilon)

@@ -1,4 +1,4 @@
-"""Draft (multi-token prediction, MTP) layers: from a position's hidden state and the next token, guess the one after.
+"""Draft (MTP) layers: from a position's hidden state and the token after it, guess the token after that.
 
 GGUF keeps them behind the decoder layers as `blk.N.*` with `blk.N.nextn.*` (MODELS.md sections 2.9 and
 4.5, variant A). A draft layer has keys and values of its own, which must be filled for every position.
@@ -55,7 +55,9 @@ class Draft:
         if f"{nextn}.shared_head_norm.weight" in weights:
             self.shared_head_norm = RMSNorm(weights, f"{nextn}.shared_head_norm.weight", width, epsilon)
         if f"{nextn}.shared_head_head.weight" in weights:
-            self.shared_head_head = Linear(weights, f"{nextn}.shared_head_head.weight", config.vocab_size, width)
+            self.shared_head_head = Linear(
+                weights, f"{nextn}.shared_head_head.weight", config.vocab_size, width
+            )
 
     def new_state(self) -> LayerState:
         return self.block.mixer.new_state()

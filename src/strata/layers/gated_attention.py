@@ -1,4 +1,4 @@
-"""Full attention with normalised queries and keys and a sigmoid gate on its output (Qwen3-Next and its heirs)."""
+"""Full attention with normalised queries and keys and a gated output (Qwen3-Next and its heirs)."""
 
 import torch
 
@@ -46,11 +46,13 @@ class GatedAttention:
     def project(
         self, x: torch.Tensor, position: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries and gates `[n, heads, dim]`, keys and values `[n, kv_heads, dim]`, turned to their positions."""
+        """Queries, gates `[n, heads, dim]`, keys, values `[n, kv_heads, dim]`, turned to their positions."""
         config, num_tokens = self.config, x.shape[0]
         positions = torch.arange(position, position + num_tokens)
-        q, gate = self.attn_q(x).view(num_tokens, config.head_count, -1).split(
-            [config.key_length, config.value_length], -1
+        q, gate = (
+            self.attn_q(x)
+            .view(num_tokens, config.head_count, -1)
+            .split([config.key_length, config.value_length], -1)
         )
         k = self.attn_k(x).view(num_tokens, config.head_count_kv, -1)
         v = self.attn_v(x).view(num_tokens, config.head_count_kv, -1)

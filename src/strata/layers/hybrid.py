@@ -1,4 +1,4 @@
-"""What the models that mix delta net and attention share: which layer is which, their experts, their blocks."""
+"""What the models that mix delta net and attention share: which layer is which, experts, blocks."""
 
 from typing import Protocol
 
@@ -71,11 +71,14 @@ def _check_router(keys: Keys) -> None:
     """Refuse routers that say something these models' arithmetic does not have."""
     scale = keys.number("expert_weights_scale", 1.0)
     if scale not in (0.0, 1.0):  # 0: llama.cpp's "not set"
-        raise UnsupportedModelError(f"{keys.checkpoint.path}: {keys.prefix}expert_weights_scale is {scale}, not 1")
+        raise UnsupportedModelError(
+            f"{keys.checkpoint.path}: {keys.prefix}expert_weights_scale is {scale}, not 1"
+        )
     gating = keys.count("expert_gating_func", _SOFTMAX)
     if gating != _SOFTMAX:
         raise UnsupportedModelError(
-            f"{keys.checkpoint.path}: {keys.prefix}expert_gating_func is {gating}; Strata has softmax ({_SOFTMAX})"
+            f"{keys.checkpoint.path}: {keys.prefix}expert_gating_func is {gating}; "
+            f"Strata has softmax ({_SOFTMAX})"
         )
 
 

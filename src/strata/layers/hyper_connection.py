@@ -39,7 +39,7 @@ class HyperConnection:
         return self._mix(self._normalized(residual))
 
     def read(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Streams float32 `[n, streams, width]` -> a block's input `[n, width]` and `strength` `[n, streams]`."""
+        """Streams float32 `[n, streams, width]` -> a block's input `[n, width]`, strength `[n, streams]`."""
         normalized = self._normalized(residual)
         strength = 2 * torch.sigmoid(self.inject(normalized.flatten(1)) / self.streams)
         return self._mix(normalized), strength

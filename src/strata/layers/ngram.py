@@ -22,7 +22,9 @@ class NgramTable:
     def __init__(self, weights: Weights, config: ModelConfig):
         keys = Keys(weights.checkpoint)
         self.size = keys.count("ple.ngram_size")
-        self.eos = self._integer(keys, "ple.eos_token_id", keys.checkpoint.metadata.get("tokenizer.ggml.eos_token_id"))
+        self.eos = self._integer(
+            keys, "ple.eos_token_id", keys.checkpoint.metadata.get("tokenizer.ggml.eos_token_id")
+        )
         num_heads = (self.size - 1) * keys.count("ple.heads_per_ngram")
         row_length = keys.count("embedding_length_per_layer_input")
         self.width = num_heads * row_length
@@ -41,20 +43,25 @@ class NgramTable:
         where = f"{keys.checkpoint.path}: {keys.prefix}ple"
         largest = int(self.multipliers.max()) * (vocab_size - 1)
         if int(self.multipliers.min()) < 1 or largest >= 2**63:
-            raise ModelFileError(f"{where}.layer_multipliers: products with {vocab_size} token ids exceed 63 bits")
+            raise ModelFileError(
+                f"{where}.layer_multipliers: products with {vocab_size} token ids exceed 63 bits"
+            )
         if not 0 <= self.eos < vocab_size:
             raise ModelFileError(f"{where}.eos_token_id {self.eos} is outside the vocabulary of {vocab_size}")
         last = int((self.head_offsets + self.head_sizes).max())
         if int(self.head_sizes.min()) < 1 or int(self.head_offsets.min()) < 0 or last > num_rows:
             raise ModelFileError(
-                f"{where}.head_offsets and head_vocab_sizes reach row {last}, {self.table.name} has {num_rows}"
+                f"{where}.head_offsets and head_vocab_sizes reach row {last}, "
+                f"{self.table.name} has {num_rows}"
             )
 
     @staticmethod
     def _integer(keys: Keys, key: str, default: int | None) -> int:
         value = keys.checkpoint.metadata.get(keys.prefix + key, default)
         if not isinstance(value, int) or isinstance(value, bool):
-            raise ModelFileError(f"{keys.checkpoint.path}: metadata key {keys.prefix}{key} must be a token id")
+            raise ModelFileError(
+                f"{keys.checkpoint.path}: metadata key {keys.prefix}{key} must be a token id"
+            )
         return value
 
     @staticmethod
@@ -117,7 +124,11 @@ class NgramMemory:
         self.ple_norm_conv = weights.require(f"{prefix}.ple_norm_conv.weight", wide)
         # the taps lie as far apart as an n-gram is long
         self.ple_conv1d = CausalConvolution(
-            weights, f"{prefix}.ple_conv1d.weight", wide, keys.count("ple.conv_kernel"), dilation=self.table.size
+            weights,
+            f"{prefix}.ple_conv1d.weight",
+            wide,
+            keys.count("ple.conv_kernel"),
+            dilation=self.table.size,
         )
 
     def new_state(self) -> NgramState:

@@ -77,11 +77,13 @@ class Indexer:
         self.key_length = keys.count("attention.indexer.key_length")
         if self.key_length < config.rope_dimension_count:
             raise ModelFileError(
-                f"{weights.checkpoint.path}: {keys.prefix}attention.indexer.key_length {self.key_length} is less "
-                f"than rope.dimension_count {config.rope_dimension_count}"
+                f"{weights.checkpoint.path}: {keys.prefix}attention.indexer.key_length {self.key_length} "
+                f"is less than rope.dimension_count {config.rope_dimension_count}"
             )
         width = config.embedding_length
-        self.q_proj = Linear(weights, f"{prefix}.indexer.q_proj.weight", self.head_count * self.key_length, width)
+        self.q_proj = Linear(
+            weights, f"{prefix}.indexer.q_proj.weight", self.head_count * self.key_length, width
+        )
         self.k_proj = Linear(weights, f"{prefix}.indexer.k_proj.weight", self.key_length, width)
         self.q_norm = RMSNorm(weights, f"{prefix}.indexer.q_norm.weight", self.key_length, config.rms_epsilon)
         self.k_norm = RMSNorm(weights, f"{prefix}.indexer.k_norm.weight", self.key_length, config.rms_epsilon)
@@ -121,8 +123,8 @@ class SparseAttention:
         top_k = keys.count("attention.indexer.top_k")
         if top_k % block_size:
             raise UnsupportedModelError(
-                f"{weights.checkpoint.path}: {keys.prefix}attention.indexer.top_k {top_k} is no multiple of the "
-                f"block size {block_size}"
+                f"{weights.checkpoint.path}: {keys.prefix}attention.indexer.top_k {top_k} is no multiple "
+                f"of the block size {block_size}"
             )
         self.budget = top_k // block_size
 

@@ -22,7 +22,7 @@ from strata.models.config import Keys, ModelConfig
 
 
 class Qwen3Next(Model):
-    """Pre-norm decoder of delta nets and attention; `draft` is its MTP layer, None where the file has none."""
+    """Pre-norm decoder of delta nets and attention; `draft` is its MTP layer or None."""
 
     value_head_order: Literal["grouped", "tiled"] = "grouped"
 
@@ -43,7 +43,9 @@ class Qwen3Next(Model):
             self.blk.append(PreNormBlock(weights, prefix, config, mixer))
         self.output_norm = RMSNorm(weights, "output_norm.weight", width, config.rms_epsilon)
         tied = "output.weight" not in weights
-        self.output = Linear(weights, "token_embd.weight" if tied else "output.weight", config.vocab_size, width)
+        self.output = Linear(
+            weights, "token_embd.weight" if tied else "output.weight", config.vocab_size, width
+        )
         self.draft = self._draft(weights, f"blk.{config.block_count}", rotary)
 
     def _draft(self, weights: Weights, prefix: str, rotary: Rotary) -> Draft | None:

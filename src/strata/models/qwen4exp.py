@@ -23,7 +23,7 @@ from strata.models.config import Keys, ModelConfig
 
 
 class Qwen4Exp(Model):
-    """Decoder on `hyper_connection.count` residual streams; `draft` is its MTP layer, None where there is none."""
+    """Decoder on `hyper_connection.count` residual streams; `draft` is its MTP layer or None."""
 
     def __init__(self, checkpoint: Checkpoint, weights: Weights):
         self.config = config = ModelConfig.from_checkpoint(checkpoint)
@@ -46,10 +46,14 @@ class Qwen4Exp(Model):
             self.blk.append(HyperBlock(weights, prefix, config, mixer))
         self.output_hc = HyperConnection(weights, "output_hc", config, inject=False)
         tied = "output.weight" not in weights
-        self.output = Linear(weights, "token_embd.weight" if tied else "output.weight", config.vocab_size, width)
+        self.output = Linear(
+            weights, "token_embd.weight" if tied else "output.weight", config.vocab_size, width
+        )
         self.draft = self._draft(weights, f"blk.{config.block_count}", rotary, block_sizes)
 
-    def _draft(self, weights: Weights, prefix: str, rotary: Rotary, block_sizes: list[int]) -> HyperDraft | None:
+    def _draft(
+        self, weights: Weights, prefix: str, rotary: Rotary, block_sizes: list[int]
+    ) -> HyperDraft | None:
         if not has_draft(weights, prefix):
             return None
         # the array of block sizes may end before the draft layer, which is like the model's attention layers
@@ -86,12 +90,13 @@ def _ple_layer(keys: Keys, config: ModelConfig) -> int | None:
         return None
     if len(layers) > 1:
         raise UnsupportedModelError(
-            f"{keys.checkpoint.path}: {keys.prefix}ple.layers names {len(layers)} layers; a GGUF has one n-gram table, "
-            "and Strata one n-gram memory"
+            f"{keys.checkpoint.path}: {keys.prefix}ple.layers names {len(layers)} layers; "
+            "a GGUF has one n-gram table, and Strata one n-gram memory"
         )
     if not isinstance(layers[0], int) or not 0 <= layers[0] < config.block_count:
         raise ModelFileError(
-            f"{keys.checkpoint.path}: {keys.prefix}ple.layers names layer {layers[0]!r} of {config.block_count}"
+            f"{keys.checkpoint.path}: {keys.prefix}ple.layers names layer {layers[0]!r} "
+            f"of {config.block_count}"
         )
     return layers[0]
 
@@ -108,8 +113,8 @@ def _block_sizes(keys: Keys, recurrent: list[bool]) -> list[int]:
     for layer, is_recurrent in enumerate(recurrent):
         if not is_recurrent and (not isinstance(ratios[layer], int) or ratios[layer] < 1):
             raise UnsupportedModelError(
-                f"{keys.checkpoint.path}: {keys.prefix}{key} gives {ratios[layer]!r} for attention layer {layer}; "
-                "Strata has only sparse attention with blocks of 1 token or more here"
+                f"{keys.checkpoint.path}: {keys.prefix}{key} gives {ratios[layer]!r} for attention layer "
+                f"{layer}; Strata has only sparse attention with blocks of 1 token or more here"
             )
     return [0 if is_recurrent else ratios[layer] for layer, is_recurrent in enumerate(recurrent)]
 

@@ -6,7 +6,9 @@ import torch
 _MAX_SCORES = 1 << 23
 
 
-def select_blocks(q: torch.Tensor, block_keys: torch.Tensor, num_complete: torch.Tensor, budget: int) -> torch.Tensor:
+def select_blocks(
+    q: torch.Tensor, block_keys: torch.Tensor, num_complete: torch.Tensor, budget: int
+) -> torch.Tensor:
     """The `budget` best of each query's complete blocks, in ascending order.
 
     A block's score is `sum_h relu(q_h . key)`. Many scores are exactly zero; of equal scores the lowest

@@ -6,7 +6,9 @@ import torch
 def causal_convolution(
     x: torch.Tensor, weight: torch.Tensor, past: torch.Tensor, dilation: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """`y[t, c] = sum_j weight[c, j] * x[t - (kernel - 1 - j) * dilation, c]`; the last tap is the current token.
+    """`y[t, c] = sum_j weight[c, j] * x[t - (kernel - 1 - j) * dilation, c]`.
+
+    The last tap multiplies the current token.
 
     Args:
         x: float32 `[n, channels]`.

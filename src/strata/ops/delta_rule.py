@@ -87,7 +87,9 @@ def delta_rule_chunk(
     num_tokens = q.shape[1]
     causal = torch.ones(num_tokens, num_tokens, dtype=torch.bool).tril()
     # masked before exp: above the diagonal the exponent is positive and could overflow
-    between = (decay - decay.mT).masked_fill(~causal, float("-inf")).exp()  # [heads, n, n]: from column to row
+    between = (
+        (decay - decay.mT).masked_fill(~causal, float("-inf")).exp()
+    )  # [heads, n, n]: from column to row
     k_beta = k * beta
     coupling = (k_beta @ k.mT * between).tril(-1)
     right = torch.cat([v * beta, k_beta * decay.exp()], -1)

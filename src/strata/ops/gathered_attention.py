@@ -7,7 +7,12 @@ _MAX_GATHERED = 1 << 23
 
 
 def attend_gathered(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, positions: torch.Tensor, visible: torch.Tensor
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    scale: float,
+    positions: torch.Tensor,
+    visible: torch.Tensor,
 ) -> torch.Tensor:
     """Softmax attention of each query over the keys listed for it, all heads over the same list.
 
