@@ -1,4 +1,4 @@
-"""Tiny random hybrid models of transformers, their GGUF by llama.cpp's conventions, and how ours must agree."""
+"""Tiny random hybrid models of transformers, their GGUF as llama.cpp wants it, how ours must agree."""
 
 import itertools
 import math
@@ -64,7 +64,7 @@ QWEN4: dict[str, Any] = {
 }
 
 # Cuts of a sequence: at convolution windows, index blocks, delta-net chunks, and where nothing ends.
-PIECES: dict[str, list[int]] = {
+PIECES: dict[str, Sequence[int]] = {
     "one piece": [],
     "convolution windows": [1, 3, 6, 10, 15],
     "before and behind a chunk": [63, 64, 65, 129, 130],
@@ -73,7 +73,9 @@ PIECES: dict[str, list[int]] = {
 }
 
 
-def tiny_hybrid(config_class: str, model_class: str, seed: int = 0, **fields: Any) -> transformers.PreTrainedModel:
+def tiny_hybrid(
+    config_class: str, model_class: str, seed: int = 0, **fields: Any
+) -> transformers.PreTrainedModel:
     """A float32 model of `SIZES` and `fields`, every parameter random (`randomize`)."""
     config = getattr(transformers, config_class)(**SIZES | fields)
     model = getattr(transformers, model_class)(config).float().eval()
@@ -83,7 +85,7 @@ def tiny_hybrid(config_class: str, model_class: str, seed: int = 0, **fields: An
 
 @torch.no_grad()
 def randomize(module: torch.nn.Module, seed: int) -> None:
-    """Random parameters that keep activations in range; transformers' own leave norms and convolutions at zero."""
+    """Random parameters that keep activations in range; transformers leaves norms and kernels at zero."""
     generator = torch.Generator().manual_seed(seed)
     for name, parameter in module.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
@@ -122,23 +124,26 @@ def forward_in_pieces(model: Model, tokens: list[int], cuts: Sequence[int]) -> t
     state = model.new_state()
     bounds = sorted({0, *cuts, len(tokens)})
     return torch.cat(
-        [model.forward(tokens[begin:end], state, all_logits=True) for begin, end in itertools.pairwise(bounds)]
+        [
+            model.forward(tokens[begin:end], state, all_logits=True)
+            for begin, end in itertools.pairwise(bounds)
+        ]
     )
 
 
-def assert_agrees_everywhere(model: Model, reference: transformers.PreTrainedModel, length: int = 131) -> None:
-    """Prefill in one and in several pieces, and 64 decode steps behind each, give the reference's logits.
+def assert_agrees_everywhere(
+    model: Model, reference: transformers.PreTrainedModel, length: int = 131
+) -> None:
+    """Prefill in several cuts, prefill with 64 decode steps behind it, decoding from the first token on.
 
     The reference sees the whole sequence at once: logits do not depend on later tokens, so each row
     serves as the reference of every prefill that ends there and of the decode step that comes to it.
     """
     tokens = prompt(length + 64)
     expected = reference_logits(reference, tokens)
-    decode = range(length, length + 64)
-    for name, cuts in PIECES.items():
-        logits = forward_in_pieces(model, tokens, [cut for cut in cuts if cut < length] + list(decode))
-        assert relative_error(logits, expected) < TOLERANCE, name
-    assert relative_error(forward_in_pieces(model, tokens, range(len(tokens))), expected) < TOLERANCE
+    pieces = PIECES | {"prefill, then decode": range(length, length + 64), "decode": range(length + 64)}
+    for name, cuts in pieces.items():
+        assert relative_error(forward_in_pieces(model, tokens, cuts), expected) < TOLERANCE, name
 
 
 def assert_rewinds(model: Model) -> None:
@@ -158,7 +163,7 @@ def assert_rewinds(model: Model) -> None:
 
 
 def save_hybrid_gguf(model: transformers.PreTrainedModel, path: Path, architecture: str, **keys: Any) -> Path:
-    """Write qwen3next, qwen35 or qwen35moe as float32 GGUF; `keys` (dots as `__`) are added to the metadata."""
+    """Write qwen3next, qwen35 or qwen35moe as float32 GGUF; `keys` (dots as `__`) go to the metadata."""
     config = model.config
     metadata = {
         "block_count": config.num_hidden_layers,
@@ -216,20 +221,26 @@ def hybrid_tensors(model: transformers.PreTrainedModel, architecture: str) -> di
                 array = 1 + array
             if ".linear_attn." in name:
                 array = delta_net_values(name, array, order)
-            gguf_name = names.get_name(name.replace(".dt_bias", ".dt_proj.bias"), try_suffixes=(".weight", ".bias"))
+            gguf_name = names.get_name(
+                name.replace(".dt_bias", ".dt_proj.bias"), try_suffixes=(".weight", ".bias")
+            )
             tensors[gguf_name] = array.reshape(-1) if name.endswith("shared_expert_gate.weight") else array
     return tensors
 
 
 def value_row_order(config: Any) -> np.ndarray:
-    """Old row of each new row of the values, as GGUF tiles the heads: new head `j * keys + g` was `g * ratio + j`."""
-    keys, values, length = config.linear_num_key_heads, config.linear_num_value_heads, config.linear_value_head_dim
+    """Old row of each new value row as GGUF tiles the heads: new head `j * keys + g` was `g * ratio + j`."""
+    keys, values, length = (
+        config.linear_num_key_heads,
+        config.linear_num_value_heads,
+        config.linear_value_head_dim,
+    )
     heads = [g * (values // keys) + j for j in range(values // keys) for g in range(keys)]
     return np.concatenate([np.arange(head * length, (head + 1) * length) for head in heads])
 
 
 def delta_net_values(name: str, array: np.ndarray, order: np.ndarray | None) -> np.ndarray:
-    """A delta-net tensor with its value heads reordered by `order`, `A` in place of its logarithm, conv 2-D."""
+    """A delta-net tensor with value heads reordered by `order`, `A` in place of its logarithm, conv 2-D."""
     part = name.split("linear_attn.")[1]
     if part == "A_log":
         array = -np.exp(array)
