@@ -150,11 +150,11 @@ class EngineClient:
         if self.state == "stopping":
             raise EngineError("the engine is being stopped")
         if self._worker is None:
+            self._worker = WorkerProcess(self.config, self._receive, self._died, self._echo)
             self.state, self.failure, self.progress = "loading", None, None
             self._loaded = asyncio.get_running_loop().create_future()
             # Everybody who waited may have left when it fails; the reason stays in `failure`.
             self._loaded.add_done_callback(lambda loaded: loaded.cancelled() or loaded.exception())
-            self._worker = WorkerProcess(self.config, self._receive, self._died, self._echo)
         worker = self._worker
         # A request that is cancelled meanwhile must not end the load for the others.
         await asyncio.shield(self._loaded)

@@ -1,7 +1,8 @@
 """What the server process and the engine process say to each other: msgpack structs, tagged by type.
 
 The server sends requests, the engine answers with events. A struct that names a request carries its
-`id`, which the server chose. Every request ends with exactly one `Finished` or `Failed`.
+`id`, which the server chose and does not use again before the request's end has come. Every request ends
+with exactly one `Finished` or `Failed`.
 """
 
 import msgspec
