@@ -5,6 +5,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -117,6 +118,29 @@ class TestLogits:
     def test_a_folder_that_is_not_there_is_named(self, tokens, capsys):
         assert main(["logits", "--tokens", tokens([1]), "--out", "/none/o.npy"]) == 1
         assert "/none/o.npy: cannot be written: No such file" in capsys.readouterr().err
+
+
+class TestPull:
+    def test_the_path_is_all_of_standard_output(self, run_strata, tmp_path):
+        from helpers.fake_hub import serve
+
+        with serve({"model.gguf": b"GGUF of a kind"}) as hub:
+            line = ["pull", "hf:owner/repo:model.gguf", "--hf-endpoint", hub.endpoint]
+            answer = run_strata(*line, HF_HOME=str(tmp_path / "hub"))
+        assert answer.returncode == 0, answer.stderr
+        path = Path(answer.stdout.removesuffix("\n"))
+        assert path.is_relative_to(tmp_path / "hub") and path.read_bytes() == b"GGUF of a kind"
+
+    def test_the_endpoint_may_come_from_the_environment(self, run_strata, tmp_path):
+        environment = {"HF_HOME": str(tmp_path / "hub"), "HF_ENDPOINT": "http://127.0.0.1:1"}
+        answer = run_strata("pull", "hf:owner/repo", **environment)
+        assert answer.returncode == 1
+        assert "hub does not answer" in answer.stderr and "Traceback" not in answer.stderr
+
+    def test_what_is_no_reference_is_named(self, run_strata):
+        answer = run_strata("pull", "model.gguf")
+        assert (answer.returncode, answer.stdout) == (1, "")
+        assert "'model.gguf' is not a model on a hub" in answer.stderr
 
 
 def test_arguments_of_test_go_to_pytest(run_strata):

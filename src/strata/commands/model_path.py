@@ -1,5 +1,7 @@
 """From the model a person named to one that an engine can open."""
 
+import sys
+
 from strata.options import EMBEDDED_MODEL, Options
 
 
@@ -10,8 +12,13 @@ def model_path(options: Options) -> str:
     if options.model.startswith("hf:"):
         from strata.formats.hub import pull
 
-        return str(pull(options.model, endpoint=options.hf_endpoint))
+        return str(pull(options.model, endpoint=options.hf_endpoint, progress=note))
     return options.model
+
+
+def note(text: str) -> None:
+    """A line for the person, on standard error: standard output is for the result."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def with_model_path(options: Options) -> Options:
