@@ -50,6 +50,7 @@ def test_thinking_is_set_apart(client: openai.OpenAI) -> None:
     """CASES 37, 38: a model that starts to think by itself."""
     message = ask(client, "thinking").choices[0].message
     assert (message.reasoning_content, message.content) == ("Let me see.", "It is 4.")
+    assert message.reasoning == message.reasoning_content
     assert reasoning(stream(client, "thinking")) == "Let me see."
 
 

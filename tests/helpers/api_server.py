@@ -50,10 +50,12 @@ class ApiServer:
     def __exit__(self, *exception: object) -> None:
         self.process.terminate()
         try:
-            self.process.wait(20)
+            status = self.process.wait(20)
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise
+        if sys.platform != "win32":  # there `terminate` is no signal
+            assert status == 0, self.log  # SIGTERM, as from `docker stop`, is an orderly end
 
     @property
     def port(self) -> int:

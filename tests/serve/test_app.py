@@ -160,14 +160,13 @@ def test_query_string_does_not_matter() -> None:
     assert send("POST", f"{CHAT}?beta=true", json={}).status_code == 400
 
 
-def test_unexpected_failure_is_500_in_the_envelope(caplog: pytest.LogCaptureFixture) -> None:
+def test_unexpected_failure_is_500_in_the_envelope() -> None:
     """The engine was never started here, which the code excludes; the text of the failure stays inside."""
     response = send("POST", CHAT, json=HELLO)
     assert response.status_code == 500
     assert response.headers["x-should-retry"] == "false"
     assert response.json()["error"]["type"] == "server_error"
     assert response.json()["error"]["message"] == "the server failed on this request: AssertionError"
-    assert "Traceback" in caplog.text
 
 
 def test_health_while_loading_and_index() -> None:

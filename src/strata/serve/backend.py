@@ -40,7 +40,7 @@ class Job:
     request: Generate
     answer: Answer
     field: str
-    cached_tokens: int = 0
+    cached_tokens: int = 0  # of the prompt; known at the end
     finish_reason: str | None = None  # "stop" or "length"; None while it runs
 
 
@@ -236,7 +236,6 @@ class Backend:
             async for event in events:
                 match event:
                     case Progress():
-                        job.cached_tokens = event.done if job.answer.num_tokens == 0 else job.cached_tokens
                         yield Piece()
                     case Tokens() if not job.answer.stopped:
                         yield job.answer.take(event.tokens)

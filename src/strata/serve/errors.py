@@ -1,6 +1,5 @@
 """Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`."""
 
-import logging
 from collections.abc import Sequence
 
 from fastapi import FastAPI, Request
@@ -10,8 +9,6 @@ from starlette.exceptions import HTTPException
 
 from strata.engine.client import EngineError
 from strata.errors import RequestError
-
-_log = logging.getLogger("strata.serve")
 
 _STATUS = {"model_not_found": 404, "request_too_large": 413, "unsupported_media_type": 415}
 _TYPES = {
@@ -99,8 +96,7 @@ def install(app: FastAPI) -> None:
         return JSONResponse(envelope(status, message), status, headers=error.headers)
 
     def unexpected(request: Request, error: Exception) -> JSONResponse:
-        _log.error("%s %s failed", request.method, request.url.path, exc_info=error)
-        return error_response(error)
+        return error_response(error)  # the server logs what it was
 
     app.add_exception_handler(RequestError, ours)
     app.add_exception_handler(EngineError, ours)

@@ -4,6 +4,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
@@ -25,6 +26,7 @@ from strata.serve.sse import DONE, ClientGone, EventStream, event, until_gone, w
 BODY_LIMIT = 64 << 20  # bytes of a request
 CLIENT_GONE = 499  # nginx's status for the log; nobody receives it
 
+T = TypeVar("T")
 R = TypeVar("R", bound=GenerationRequest)
 Logprobs = ChatLogprobs | CompletionLogprobs
 router = APIRouter(prefix="/v1")
@@ -122,21 +124,24 @@ class Completion:
         """The pieces of all choices, as they come; those of one choice are in order."""
 
         async def tagged(job: Job) -> AsyncGenerator[tuple[Job, Piece], None]:
-            async for piece in self.backend.run(job):
-                yield job, piece
+            async with aclosing(self.backend.run(job)) as pieces:
+                async for piece in pieces:
+                    yield job, piece
 
-        async for item in merged([tagged(job) for job in self.jobs]):
-            yield item
+        async with aclosing(merged([tagged(job) for job in self.jobs])) as items:
+            async for item in items:
+                yield item
 
     async def whole(self) -> dict:
         """The response to a request that does not stream."""
         texts = {job.index: ([], []) for job in self.jobs}
         logprobs = {job.index: self.logprobs() for job in self.jobs}
-        async for job, piece in self.pieces():
-            texts[job.index][0].append(piece.content)
-            texts[job.index][1].append(piece.reasoning)
-            if collected := logprobs[job.index]:
-                collected.add(piece.tokens)
+        async with aclosing(self.pieces()) as pieces:
+            async for job, piece in pieces:
+                texts[job.index][0].append(piece.content)
+                texts[job.index][1].append(piece.reasoning)
+                if collected := logprobs[job.index]:
+                    collected.add(piece.tokens)
         choices = []
         for job in self.jobs:
             content, reasoning = map("".join, texts[job.index])
@@ -144,7 +149,7 @@ class Completion:
             if self.chat:
                 shape = {"message": {"role": "assistant", "content": content, "refusal": None}}
                 if reasoning:
-                    shape["message"]["reasoning_content"] = reasoning
+                    shape["message"] |= thought(reasoning)
             collected = logprobs[job.index]
             choices.append(
                 {"index": job.index}
@@ -156,30 +161,36 @@ class Completion:
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream; the first comes when the engine has taken up the request."""
         with_usage = self.body.stream_options.include_usage
-        pending_usage = {"usage": None} if with_usage else {}
+        extra = {"usage": None} if with_usage else {}
         logprobs = {job.index: self.logprobs() for job in self.jobs}
         begun: set[int] = set()
-        async for job, piece in self.pieces():
-            collected = logprobs[job.index]
-            if collected:
-                collected.add(piece.tokens)
-            for delta in self._deltas(job, piece, begun):
-                # Log-probabilities go with the content, not with a delta of thinking before it.
-                carries = bool(collected and piece.tokens and not delta.get("reasoning_content"))
-                choice = {
-                    "index": job.index,
-                    **({"delta": delta} if self.chat else delta),
-                    "logprobs": collected.take() if collected and carries else None,
-                    "finish_reason": None,
-                }
-                yield event(self.frame(choices=[choice], **pending_usage))
-            if job.finish_reason:
-                end = {"delta": {}} if self.chat else {"text": ""}
-                choice = {"index": job.index, **end, "logprobs": None, "finish_reason": job.finish_reason}
-                yield event(self.frame(choices=[choice], **pending_usage))
+        async with aclosing(self.pieces()) as pieces:
+            async for job, piece in pieces:
+                for choice in self._choices(job, piece, logprobs[job.index], begun):
+                    yield event(self.frame(choices=[choice], **extra))
         if with_usage:
             yield event(self.frame(choices=[], usage=self.usage()))
         yield DONE
+
+    def _choices(self, job: Job, piece: Piece, logprobs: Logprobs | None, begun: set[int]) -> list[dict]:
+        """The choices of the chunks that carry a piece: one for each delta, and one for the end."""
+        if logprobs:
+            logprobs.add(piece.tokens)
+        choices = []
+        for delta in self._deltas(job, piece, begun):
+            # Log-probabilities go with the content, not with a delta before it.
+            carries = piece.tokens and ("text" in delta or delta.keys() == {"content"})
+            choices.append(
+                {"index": job.index}
+                | ({"delta": delta} if self.chat else delta)
+                | {"logprobs": logprobs.take() if logprobs and carries else None, "finish_reason": None}
+            )
+        if job.finish_reason:
+            end = {"delta": {}} if self.chat else {"text": ""}
+            choices.append(
+                {"index": job.index} | end | {"logprobs": None, "finish_reason": job.finish_reason}
+            )
+        return choices
 
     def _deltas(self, job: Job, piece: Piece, begun: set[int]) -> list[dict]:
         """What to send of a piece: the role once, then thinking, then text."""
@@ -190,13 +201,15 @@ class Completion:
             begun.add(job.index)
             deltas.append({"role": "assistant", "content": ""})
         if piece.reasoning:
-            deltas.append({"reasoning_content": piece.reasoning})
+            deltas.append(thought(piece.reasoning))
         if piece.content or piece.tokens:
             deltas.append({"content": piece.content})
         return deltas
 
 
-T = TypeVar("T")
+def thought(text: str) -> dict:
+    """Thinking under the name that DeepSeek gave it, and the one that others read."""
+    return {"reasoning_content": text, "reasoning": text}
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:

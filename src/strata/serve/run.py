@@ -55,12 +55,16 @@ async def _serve(
         await asyncio.sleep(0.01)
     loading = asyncio.create_task(backend.loaded())
     await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
-    failure = loading.exception() if loading.done() and not loading.cancelled() else None
-    if failure is not None:
-        server.should_exit = True
-    elif loading.done() and not serving.done():
-        on_ready(url)
+    failure = None
+    if loading.done() and not server.should_exit:  # a signal that came first explains any failure
+        failure = loading.exception()
+        if failure is None:
+            on_ready(url)
+        else:
+            server.should_exit = True
     await serving
+    loading.cancel()
+    await asyncio.wait({loading})
     if failure is not None:
         raise failure
 
