@@ -1,18 +1,23 @@
 """Requests that need no engine: what is refused, how, and who may ask."""
 
 import asyncio
+import re
 
 import httpx
+import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from pydantic import ValidationError
 
+from strata.engine.messages import Generate, decode_request, encode
 from strata.errors import RequestError, StrataError
 from strata.options import Options
 from strata.serve.app import create_app
 from strata.serve.errors import from_validation
 from strata.serve.guard import is_loopback
 from strata.serve.openai import BODY_LIMIT
-from strata.serve.schemas import ChatRequest, CompletionRequest
+from strata.serve.schemas import ChatRequest, CompletionRequest, GenerationRequest
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
@@ -102,6 +107,33 @@ def test_refused_chat_fields_are_named(change: dict, field: str, words: str) -> 
 )
 def test_refused_completion_fields_are_named(change: dict, field: str) -> None:
     assert refusal(CompletionRequest, {"model": "m", "prompt": "x"} | change).field == field
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+HUGE = st.sampled_from([2**31, 2**63, 2**64, 10**30, -(10**30), [2**64], {"9" * 30: 1}, {"9" * 5000: 1}])
+
+
+@given(data=st.data(), model=st.sampled_from([ChatRequest, CompletionRequest]))
+def test_any_field_is_taken_or_refused_by_name(data: st.DataObject, model: type[GenerationRequest]) -> None:
+    """Whatever a client sends becomes a message for the engine or a refusal, never another error."""
+    name = data.draw(st.sampled_from([*model.model_fields, "tools", "n", "response_format", "other"]))
+    value = data.draw(JSON | HUGE)
+    good = HELLO if model is ChatRequest else {"model": "m", "prompt": "x"}
+    try:
+        request = model.model_validate(good | {name: value})
+    except RequestError as error:
+        assert error.field == name
+    except ValidationError as error:
+        refused = from_validation(error)
+        assert re.split(r"[.\[]", refused.field)[0] == name
+    else:
+        biases = {i: bias for i, bias in request.logit_bias.items() if i < 2**31}  # checked when it is known
+        sampling = msgspec.structs.replace(request.sampling(frozenset({1})), logit_bias=biases)
+        assert decode_request(encode(Generate("id", [1], sampling))).sampling == sampling
 
 
 def test_null_is_the_default() -> None:

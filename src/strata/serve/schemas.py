@@ -89,7 +89,7 @@ def _prompts(value: Any) -> list[str | list[int]]:
 
 
 def _is_id(value: Any) -> bool:
-    return type(value) is int and value >= 0
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _biases(value: Any) -> Any:
@@ -127,7 +127,7 @@ class GenerationRequest(_Strict):
     """What the two endpoints have in common."""
 
     model: str
-    max_tokens: Annotated[int, Field(ge=UNLIMITED)] = UNLIMITED
+    max_tokens: Annotated[int, Field(ge=UNLIMITED, lt=2**63)] = UNLIMITED
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
@@ -270,7 +270,7 @@ class ChatRequest(GenerationRequest):
     """`POST /v1/chat/completions`."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int | None, Field(ge=UNLIMITED)] = None
+    max_completion_tokens: Annotated[int | None, Field(ge=UNLIMITED, lt=2**63)] = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_CHAT_ALTERNATIVES)] = None
     chat_template_kwargs: dict[str, Any] = {}
