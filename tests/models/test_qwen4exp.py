@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers.models.qwen4_exp import modeling_qwen4_exp as modeling
 
 from strata.errors import ModelFileError, UnsupportedModelError
 from strata.formats.checkpoint import Checkpoint
@@ -23,8 +24,6 @@ from tests.helpers.hybrid_models import (
     reference_logits,
     tiny_hybrid,
 )
-
-modeling = pytest.importorskip("transformers.models.qwen4_exp.modeling_qwen4_exp")
 
 CACHE_BYTES = 1 << 28
 ORACLE = Path(__file__).parents[1] / "oracle"
@@ -76,7 +75,7 @@ def test_decodes_as_transformers_with_its_cache(model, reference):
     tokens = prompt(72)
     state, cache = model.new_state(), None
     for begin, end in [(0, 66), *((step, step + 1) for step in range(66, 72))]:
-        output = reference(input_ids=torch.tensor([tokens[begin:end]]), cache=cache, use_cache=True)
+        output = reference(input_ids=torch.tensor([tokens[begin:end]]), past_key_values=cache, use_cache=True)
         cache = output.past_key_values
         ours = model.forward(tokens[begin:end], state)
         assert relative_error(ours[-1], output.logits[0, -1]) < TOLERANCE, begin
@@ -84,6 +83,18 @@ def test_decodes_as_transformers_with_its_cache(model, reference):
 
 def test_rewinds(model):
     assert_rewinds(model)
+
+
+def test_state_says_what_it_takes(model):
+    """float32 everywhere but for the token window; growing buffers may hold room for more."""
+    state = model.new_state()
+    model.forward(prompt(70), state)
+    delta_net = 4 * (6 * 16 * 16 + 3 * (2 * 2 * 16 + 6 * 16))
+    assert [layer.num_bytes() for layer in state.layers[:3]] == [delta_net] * 3
+    keys_and_values, index = 2 * 70 * 2 * 16 * 4, (70 // 4 + 70 % 4) * 16 * 4
+    assert keys_and_values + index <= state.layers[3].num_bytes() <= 4 * (keys_and_values + index)
+    assert state.layers[4].num_bytes() == 8 * 2 + 4 * 9 * 4 * 32
+    assert state.num_bytes() == sum(layer.num_bytes() for layer in state.layers)
 
 
 def test_selection_cuts(reference, folder: Path, tmp_path: Path):

@@ -45,7 +45,8 @@ def _recurrent_layers(config: HFConfig) -> list[bool]:
     if types is None:
         interval = config.count("full_attention_interval", 4)
         return [(layer + 1) % interval != 0 for layer in range(count)]
-    known = ("linear_attention", "full_attention", "indexed_attention")
+    # the last two: what transformers 5.24 and 5.17 make of qwen4_exp's full_attention when they save it
+    known = ("linear_attention", "full_attention", "indexed_attention", "qwen_sparse_attention")
     if not isinstance(types, list) or len(types) != count or any(kind not in known for kind in types):
         raise ModelFileError(
             f"{config.path}: layer_types must name one of {', '.join(known)} for {count} layers"
