@@ -247,10 +247,10 @@ async def respond(request: Request, completion: Completion) -> Response:
     """Run a completion and answer the client, streaming or not; its leaving cancels the work."""
     try:
         if not completion.body.stream:
-            return JSONResponse(await until_gone(request, completion.whole()))
+            return JSONResponse(await until_gone(request, completion.whole))
         events = with_pauses(completion.events(), completion.backend.options.keep_alive_s)
         # What is wrong with the request shows before the first event, while a status can still say it.
-        return EventStream(await until_gone(request, anext(events)), events)
+        return EventStream(await until_gone(request, lambda: anext(events)), events)
     except ClientGone:
         return Response(status_code=CLIENT_GONE)
 

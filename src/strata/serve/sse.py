@@ -3,7 +3,7 @@
 import asyncio
 import json
 import logging
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import TypeVar
 
 from fastapi import Request, Response
@@ -47,24 +47,29 @@ async def with_pauses(events: AsyncGenerator[T, None], pause_s: float) -> AsyncG
         await events.aclose()
 
 
-async def until_gone(request: Request, work: Awaitable[T]) -> T:
-    """The result of `work`, which is cancelled if the client leaves first.
+async def until_gone(request: Request, work: Callable[[], Awaitable[T]]) -> T:
+    """The result of `work()`, which is cancelled if the client leaves first, and not begun if it has left.
 
     The request's body must have been read.
 
     Raises:
         ClientGone: it left.
     """
-    task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(_disconnect(request.receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
+        await asyncio.sleep(0)  # it may have left long ago, while the model was loading
+        if gone.done():
             raise ClientGone
-        return task.result()
+        task = asyncio.ensure_future(work())
+        try:
+            await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                raise ClientGone
+            return task.result()
+        finally:
+            await _cancelled(task)
     finally:
         await _cancelled(gone)
-        await _cancelled(task)
 
 
 class EventStream(Response):
