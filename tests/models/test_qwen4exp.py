@@ -193,6 +193,7 @@ def test_expert_count_from_the_router(model, folder: Path):
     [
         ({"ple.layers": [1, 2]}, UnsupportedModelError, "qwen4exp.ple.layers names 2 layers"),
         ({"ple.layers": [4]}, ModelFileError, "names layer 4 of 4"),
+        ({"ple.ngram_size": 1}, ModelFileError, "ple.ngram_size must be 2 or more"),
         ({"ple.eos_token_id": 96}, ModelFileError, "96 is outside the vocabulary of 96"),
         ({"ple.layer_multipliers": [1, 2**61, 3]}, ModelFileError, "exceed 63 bits"),
         ({"ple.layer_multipliers": [1, 2]}, ModelFileError, "must hold 3 integers, it holds 2"),

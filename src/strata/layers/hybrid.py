@@ -4,16 +4,14 @@ from typing import Protocol
 
 import torch
 
-from strata.errors import ModelFileError, UnsupportedModelError
+from strata.errors import ModelFileError
 from strata.layers.feed_forward import FeedForward
 from strata.layers.hyper_connection import HyperConnection
-from strata.layers.moe import Experts
+from strata.layers.moe import Experts, require_softmax_router
 from strata.layers.norm import RMSNorm
 from strata.layers.state import LayerState
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
-
-_SOFTMAX = 1  # llama.cpp's number of the softmax router in `expert_gating_func`
 
 
 class Mixer(Protocol):
@@ -45,7 +43,7 @@ def feed_forward(weights: Weights, prefix: str, config: ModelConfig) -> Experts 
     router = weights.checkpoint.tensors.get(f"{prefix}.ffn_gate_inp.weight")
     if router is None and (not config.expert_count or f"{prefix}.ffn_gate.weight" in weights):
         return FeedForward(weights, prefix, config.embedding_length, keys.count("feed_forward_length"))
-    _check_router(keys)
+    require_softmax_router(weights)
     # files with some experts cut out may keep the key of the full model: the router says how many there are
     expert_count = config.expert_count or (router.shape[0] if router is not None else 0)
     expert_used_count = keys.count("expert_used_count")
@@ -65,21 +63,6 @@ def feed_forward(weights: Weights, prefix: str, config: ModelConfig) -> Experts 
         shared_length=keys.count("expert_shared_feed_forward_length", length),
         normalize=keys.flag("expert_weights_norm", True),
     )
-
-
-def _check_router(keys: Keys) -> None:
-    """Refuse routers that say something these models' arithmetic does not have."""
-    scale = keys.number("expert_weights_scale", 1.0)
-    if scale not in (0.0, 1.0):  # 0: llama.cpp's "not set"
-        raise UnsupportedModelError(
-            f"{keys.checkpoint.path}: {keys.prefix}expert_weights_scale is {scale}, not 1"
-        )
-    gating = keys.count("expert_gating_func", _SOFTMAX)
-    if gating != _SOFTMAX:
-        raise UnsupportedModelError(
-            f"{keys.checkpoint.path}: {keys.prefix}expert_gating_func is {gating}; "
-            f"Strata has softmax ({_SOFTMAX})"
-        )
 
 
 class PreNormBlock:

@@ -22,6 +22,8 @@ class NgramTable:
     def __init__(self, weights: Weights, config: ModelConfig):
         keys = Keys(weights.checkpoint)
         self.size = keys.count("ple.ngram_size")
+        if self.size < 2:
+            raise ModelFileError(f"{keys.checkpoint.path}: {keys.prefix}ple.ngram_size must be 2 or more")
         self.eos = self._integer(
             keys, "ple.eos_token_id", keys.checkpoint.metadata.get("tokenizer.ggml.eos_token_id")
         )

@@ -57,6 +57,8 @@ class Qwen4Exp(Model):
         if not has_draft(weights, prefix):
             return None
         # the array of block sizes may end before the draft layer, which is like the model's attention layers
+        if not any(block_sizes):
+            raise ModelFileError(f"{weights.checkpoint.path}: a draft layer on a model without attention")
         attention = SparseAttention(weights, prefix, self.config, rotary, max(block_sizes))
         return HyperDraft(weights, prefix, self.config, attention, self.token_embd, self.output)
 
