@@ -1,5 +1,6 @@
 """The option schema: where values come from, what is refused, and how a refusal reads."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from strata.options import (
     command_line,
     describe,
     flag_name,
+    let_idle_threads_sleep,
     load_options,
     options_of,
     scope_of,
@@ -170,3 +172,13 @@ def test_the_key_is_not_put_on_a_childs_command_line():
 def test_commands_have_the_options_they_need():
     assert {"model", "host", "port", "api_key"} <= set(options_of("serve"))
     assert "port" not in options_of("demo")
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+def test_idle_threads_sleep_unless_the_person_says_otherwise(monkeypatch, before, after):
+    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # restored afterwards, whatever the test does
+    monkeypatch.delenv("OMP_WAIT_POLICY")
+    if before:
+        monkeypatch.setenv("OMP_WAIT_POLICY", before)
+    let_idle_threads_sleep()
+    assert os.environ["OMP_WAIT_POLICY"] == after

@@ -15,7 +15,16 @@ from rich.markup import escape
 
 from strata import __version__
 from strata.errors import StrataError
-from strata.options import OptionError, describe, flag_name, flag_of, load_options, options_of, value_type
+from strata.options import (
+    OptionError,
+    describe,
+    flag_name,
+    flag_of,
+    let_idle_threads_sleep,
+    load_options,
+    options_of,
+    value_type,
+)
 
 INTERRUPTED = 130  # a shell's exit code for a command ended by Ctrl+C
 
@@ -66,6 +75,7 @@ def _command(name: str) -> Callable[..., None]:
     def run(**values: Any) -> None:
         positional = [values.pop(argument) for argument in arguments]
         options = load_options(name, values)
+        let_idle_threads_sleep()
         import_module(f"strata.commands.{name}").run(options, *positional)
 
     parameters = _parameters(name)
@@ -86,6 +96,7 @@ def _test(context: typer.Context) -> None:
     """Run the test suite; everything after `test` goes to pytest."""
     from strata.commands.test import run
 
+    let_idle_threads_sleep()
     raise typer.Exit(run(context.args))
 
 
