@@ -174,7 +174,10 @@ def test_sigterm_while_loading(tmp_path: Path) -> None:
         port = probe.getsockname()[1]
     (tmp_path / "parrot.jsonl").write_text('["hi"]')
     command = [sys.executable, "-m", "strata", "serve", "--model", f"scripted:{tmp_path / 'parrot.jsonl'}"]
-    with subprocess.Popen([*command, "--port", str(port)], env=clean_environment(), cwd=tmp_path) as process:
+    command += ["--port", str(port)]
+    with subprocess.Popen(
+        command, env=clean_environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+    ) as process:
         deadline = time.monotonic() + 30
         while True:
             try:
@@ -185,4 +188,6 @@ def test_sigterm_while_loading(tmp_path: Path) -> None:
                 time.sleep(0.01)
         assert (health.status_code, health.json()["status"]) == (503, "loading")
         process.terminate()
-        assert process.wait(20) == 0
+        _, log = process.communicate(timeout=20)
+        assert process.returncode == 0
+        assert "Traceback" not in log

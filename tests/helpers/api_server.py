@@ -41,7 +41,8 @@ class ApiServer:
             stderr=subprocess.PIPE,
             text=True,
         )
-        threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True).start()
+        self.reader = threading.Thread(target=lambda: self.log.extend(self.process.stderr), daemon=True)
+        self.reader.start()
         line = self.process.stdout.readline()
         assert "http://" in line, self.log
         self.url = line.split()[-1]
@@ -56,6 +57,8 @@ class ApiServer:
             raise
         if sys.platform != "win32":  # there `terminate` is no signal
             assert status == 0, self.log  # SIGTERM, as from `docker stop`, is an orderly end
+            self.reader.join(5)
+            assert not any("Traceback" in line for line in self.log), self.log
 
     @property
     def port(self) -> int:

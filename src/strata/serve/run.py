@@ -34,13 +34,14 @@ def run_server(settings: Options, on_ready: Callable[[str], None] | None = None)
         StrataError: the address cannot be used, or the model does not load.
     """
     app = create_app(settings)
-    with contextlib.closing(listen(settings.host, settings.port)) as listener, _quiet_sigterm():
-        _log_to_stderr()
-        config = uvicorn.Config(
-            app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, server_header=False
-        )
+    _log_to_stderr()
+    config = uvicorn.Config(
+        app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, server_header=False
+    )
+    server = uvicorn.Server(config)
+    with contextlib.closing(listen(settings.host, settings.port)) as listener, _orderly_sigterm(server):
         url = address(listener)
-        asyncio.run(_serve(uvicorn.Server(config), app.state.backend, listener, url, on_ready or _announce))
+        asyncio.run(_serve(server, app.state.backend, listener, url, on_ready or _announce))
 
 
 async def _serve(
@@ -54,6 +55,7 @@ async def _serve(
     while not server.started and not serving.done():
         await asyncio.sleep(0.01)
     loading = asyncio.create_task(backend.loaded())
+    loading.add_done_callback(lambda task: task.cancelled() or task.exception())  # seen, whatever ends first
     await asyncio.wait({serving, loading}, return_when=asyncio.FIRST_COMPLETED)
     failure = None
     if loading.done() and not server.should_exit:  # a signal that came first explains any failure
@@ -64,7 +66,6 @@ async def _serve(
             server.should_exit = True
     await serving
     loading.cancel()
-    await asyncio.wait({loading})
     if failure is not None:
         raise failure
 
@@ -113,12 +114,12 @@ def _log_to_stderr() -> None:
 
 
 @contextlib.contextmanager
-def _quiet_sigterm() -> Iterator[None]:
+def _orderly_sigterm(server: uvicorn.Server) -> Iterator[None]:
     """SIGTERM as a normal end: uvicorn raises it once more after its shutdown, which would kill us."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    before = signal.signal(signal.SIGTERM, lambda *_: setattr(server, "should_exit", True))
     try:
         yield
     finally:
