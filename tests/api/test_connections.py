@@ -191,3 +191,15 @@ def test_sigterm_while_loading(tmp_path: Path) -> None:
         _, log = process.communicate(timeout=20)
         assert process.returncode == 0
         assert "Traceback" not in log
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows ends processes without a signal")
+def test_sigterm_lets_short_answers_end_and_tells_long_ones(tmp_path: Path) -> None:
+    with ApiServer([["a", {"sleep": 1}, "b"], ["c", {"sleep": 60}]], tmp_path) as server:
+        requests = [{"model": "parrot", "messages": ASK, "seed": i, "stream": True} for i in range(2)]
+        short, long = (connect(server, request) for request in requests)
+        server.wait_for(lambda health: health.get("running") == 2)
+        server.process.terminate()
+        assert chunks_of(read_all(short))[-1] == b"data: [DONE]\n\n"
+        last = json.loads(chunks_of(read_all(long))[-1].removeprefix(b"data: "))
+        assert "stopped before the answer was complete" in last["error"]["message"]

@@ -18,6 +18,7 @@ from strata.serve.app import create_app
 from strata.serve.backend import Backend
 
 DRAIN_S = 3  # after a signal, for the answers under way
+LAST_S = 5  # for the engine's end and the last words, before connections are cut
 BACKLOG = 2048
 
 
@@ -36,7 +37,11 @@ def run_server(settings: Options, on_ready: Callable[[str], None] | None = None)
     app = create_app(settings)
     _log_to_stderr()
     config = uvicorn.Config(
-        app, log_config=None, access_log=False, timeout_graceful_shutdown=DRAIN_S, server_header=False
+        app,
+        log_config=None,
+        access_log=False,
+        timeout_graceful_shutdown=DRAIN_S + LAST_S,
+        server_header=False,
     )
     server = uvicorn.Server(config)
     with contextlib.closing(listen(settings.host, settings.port)) as listener, _orderly_sigterm(server):
@@ -64,10 +69,19 @@ async def _serve(
             on_ready(url)
         else:
             server.should_exit = True
+    draining = asyncio.create_task(_drain(server, backend))
     await serving
+    draining.cancel()
     loading.cancel()
     if failure is not None:
         raise failure
+
+
+async def _drain(server: uvicorn.Server, backend: Backend) -> None:
+    """After a signal: give answers under way some seconds, then end them in words, not by a closed line."""
+    while not server.should_exit:
+        await asyncio.sleep(0.1)
+    await backend.engine.stop(DRAIN_S)
 
 
 def listen(host: str, port: int) -> socket.socket:
