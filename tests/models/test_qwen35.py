@@ -111,11 +111,11 @@ def test_draft(reference, tmp_path: Path):
     model = load_model(open_checkpoint(folder), CACHE_BYTES)
     assert model.config.block_count == 4
     state = model.new_state()
-    ours = model.hidden(tokens.tolist(), state)
+    ours = model.output_norm(model.hidden(tokens.tolist(), state))
     assert relative_error(ours, hidden) < TOLERANCE
     draft_state = model.draft.new_state()
     pieces = [(0, 11), (11, 12), (12, 39)]
-    drafts = [model.draft(ours[a:b], tokens[a + 1 : b + 1], draft_state, a) for a, b in pieces]
+    drafts = [model.draft(ours[a:b], tokens[a + 1 : b + 1], draft_state) for a, b in pieces]
     assert relative_error(torch.cat([hidden for hidden, _ in drafts]), expected) < TOLERANCE
     logits = torch.cat([logits for _, logits in drafts])
     assert relative_error(logits, reference.lm_head(expected)) < TOLERANCE

@@ -276,14 +276,14 @@ def test_draft(reference, folder: Path, tmp_path: Path):
     residual = model.residual(tokens.tolist(), model.new_state())
     draft_state = model.draft.new_state()
     pieces = [(0, 11), (11, 12), (12, 39)]
-    drafts = [model.draft(residual[a:b], tokens[a + 1 : b + 1], draft_state, a) for a, b in pieces]
+    drafts = [model.draft(residual[a:b], tokens[a + 1 : b + 1], draft_state) for a, b in pieces]
     ours, logits = (torch.cat(parts) for parts in zip(*drafts, strict=True))
     embed = reference.model.embed_tokens
     expected, mixed = mtp(embed(tokens[1:]), residual[:-1].flatten(1))
     assert relative_error(ours.flatten(1), expected) < TOLERANCE
     assert relative_error(logits, reference.lm_head(mixed)) < TOLERANCE
 
-    chained, chained_logits = model.draft(ours[-1:], tokens[:1], draft_state, 39)
+    chained, chained_logits = model.draft(ours[-1:], tokens[:1], draft_state)
     inputs = torch.cat([residual[:-1].flatten(1), expected[-1:]])
     expected, mixed = mtp(embed(torch.cat([tokens[1:], tokens[:1]])), inputs)
     assert relative_error(chained.flatten(1), expected[-1:]) < TOLERANCE

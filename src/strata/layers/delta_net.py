@@ -10,6 +10,7 @@ from strata.errors import ModelFileError
 from strata.layers.convolution import CausalConvolution
 from strata.layers.linear import Linear
 from strata.layers.norm import RMSNorm
+from strata.layers.rotary import Angles
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
 from strata.ops.delta_rule import delta_rule
@@ -69,6 +70,7 @@ class DeltaNetState:
     """The last rows before the convolution, and each value head's matrix; replaced, never changed."""
 
     def __init__(self, past: torch.Tensor, memory: torch.Tensor):
+        self.length = 0  # tokens seen so far
         self.past = past  # [conv_kernel - 1, channels]
         self.memory = memory  # [value heads, key_length, value_length]
 
@@ -77,6 +79,7 @@ class DeltaNetState:
 
     def load(self, saved: tuple[torch.Tensor, torch.Tensor], length: int) -> None:
         self.past, self.memory = saved
+        self.length = length
 
     def num_bytes(self) -> int:
         return self.past.nbytes + self.memory.nbytes
@@ -111,8 +114,8 @@ class DeltaNet:
         memory = torch.zeros(delta.num_value_heads, delta.key_length, delta.value_length)
         return DeltaNetState(self.ssm_conv1d.new_past(), memory)
 
-    def __call__(self, x: torch.Tensor, state: DeltaNetState, position: int) -> torch.Tensor:
-        """`n` tokens from `position` on: float32 `[n, width]` -> float32 `[n, width]`; advances `state`."""
+    def __call__(self, x: torch.Tensor, angles: Angles, state: DeltaNetState) -> torch.Tensor:
+        """float32 `[n, width]` -> `[n, width]`; advances `state`. The recurrence knows no `angles`."""
         delta, num_tokens = self.delta, x.shape[0]
         qkv, z, beta, alpha = self.project(x)
         qkv, state.past = self.ssm_conv1d(qkv, state.past)
@@ -121,7 +124,8 @@ class DeltaNet:
         k = self._per_value_head(_l2_norm(k.view(num_tokens, -1, delta.key_length)))
         v = v.view(num_tokens, -1, delta.value_length)
         log_decay = self.weights.get(self.ssm_a) * F.softplus(alpha + self.weights.get(self.ssm_dt))
-        out, state.memory = delta_rule(q, k, v, log_decay, beta.sigmoid(), state.memory, position)
+        out, state.memory = delta_rule(q, k, v, log_decay, beta.sigmoid(), state.memory, state.length)
+        state.length += num_tokens
         gate = z.sigmoid() if delta.gate == "sigmoid" else F.silu(z)
         return self.ssm_out(self.ssm_norm(out).flatten(1) * gate)
 

@@ -6,11 +6,14 @@ GGUF keeps them behind the decoder layers as `blk.N.*` with `blk.N.nextn.*` (MOD
 
 import torch
 
-from strata.layers.hybrid import HyperBlock, Mixer, PreNormBlock
+from strata.layers.attention import KVState
+from strata.layers.block import Block, HyperBlock, Mixer
+from strata.layers.hybrid import feed_forward
 from strata.layers.hyper_connection import HyperConnection
 from strata.layers.linear import Embedding, Linear
 from strata.layers.norm import RMSNorm
-from strata.layers.state import LayerState
+from strata.layers.rotary import Angles, Rotary
+from strata.layers.sparse_attention import SparseState
 from strata.layers.weights import Weights
 from strata.models.config import ModelConfig
 
@@ -18,6 +21,11 @@ from strata.models.config import ModelConfig
 def has_draft(weights: Weights, prefix: str) -> bool:
     """Whether the file holds the draft layer `prefix`; many announce one and leave it out."""
     return f"{prefix}.nextn.eh_proj.weight" in weights
+
+
+def next_angles(rotary: Rotary, state: KVState | SparseState, count: int) -> Angles:
+    """Angles of the `count` positions after those in `state`."""
+    return rotary.angles(torch.arange(state.length, state.length + count))
 
 
 class Draft:
@@ -28,6 +36,7 @@ class Draft:
         prefix: `blk.N`, N the number of decoder layers.
         config: the model's hyper-parameters.
         mixer: its attention.
+        rotary: the positions.
         token_embd: the model's embedding, used where the layer has none of its own.
         output_norm: the model's last norm, likewise.
         output: the model's output matrix, likewise.
@@ -39,16 +48,20 @@ class Draft:
         prefix: str,
         config: ModelConfig,
         mixer: Mixer,
+        rotary: Rotary,
         token_embd: Embedding,
         output_norm: RMSNorm,
         output: Linear,
     ):
         width, epsilon = config.embedding_length, config.rms_epsilon
         nextn = f"{prefix}.nextn"
+        self.rotary = rotary
         self.enorm = RMSNorm(weights, f"{nextn}.enorm.weight", width, epsilon)
         self.hnorm = RMSNorm(weights, f"{nextn}.hnorm.weight", width, epsilon)
         self.eh_proj = Linear(weights, f"{nextn}.eh_proj.weight", width, 2 * width)
-        self.block = PreNormBlock(weights, prefix, config, mixer)
+        self.block = Block(
+            weights, prefix, config, mixer, feed_forward(weights, prefix, config), "post_attention_norm"
+        )
         self.embed_tokens, self.shared_head_norm, self.shared_head_head = token_embd, output_norm, output
         if f"{nextn}.embed_tokens.weight" in weights:
             self.embed_tokens = Embedding(weights, f"{nextn}.embed_tokens.weight", config.vocab_size, width)
@@ -59,20 +72,19 @@ class Draft:
                 weights, f"{nextn}.shared_head_head.weight", config.vocab_size, width
             )
 
-    def new_state(self) -> LayerState:
+    def new_state(self) -> KVState | SparseState:
         return self.block.mixer.new_state()
 
     def __call__(
-        self, hidden: torch.Tensor, tokens: torch.Tensor, state: LayerState, position: int
+        self, hidden: torch.Tensor, tokens: torch.Tensor, state: KVState | SparseState
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Draft from `n` positions in a row.
 
         Args:
-            hidden: float32 `[n, width]`, the model's normalised last hidden states at `position` and after;
-                in a chain of drafts, what the draft before returned.
+            hidden: float32 `[n, width]`, the model's normalised last hidden states at the positions that
+                `state` has not seen; in a chain of drafts, what the draft before returned.
             tokens: int64 `[n]`, the token that follows each position.
             state: the layer's own; advanced.
-            position: of the first hidden state.
 
         Returns:
             hidden states for the next draft float32 `[n, width]`, and logits `[n, vocab]` of the tokens
@@ -80,7 +92,7 @@ class Draft:
         """
         embedding = self.enorm(self.embed_tokens(tokens))
         x = self.eh_proj(torch.cat([embedding, self.hnorm(hidden)], -1))
-        hidden = self.shared_head_norm(self.block(x, state, position))
+        hidden = self.shared_head_norm(self.block(x, next_angles(self.rotary, state, len(tokens)), state))
         return hidden, self.shared_head_head(hidden)
 
 
@@ -96,6 +108,7 @@ class HyperDraft:
         prefix: str,
         config: ModelConfig,
         mixer: Mixer,
+        rotary: Rotary,
         token_embd: Embedding,
         output: Linear,
     ):
@@ -103,21 +116,22 @@ class HyperDraft:
         nextn = f"{prefix}.nextn"
         self.token_embd, self.output = token_embd, output
         self.hc_head = HyperConnection(weights, f"{nextn}.hc_head", config, inject=False)
+        self.rotary = rotary
         self.enorm = RMSNorm(weights, f"{nextn}.enorm.weight", width, epsilon)
         # one norm over all streams together, unlike everywhere else
         self.hnorm = RMSNorm(weights, f"{nextn}.hnorm.weight", self.hc_head.streams * width, epsilon)
         self.eh_proj = Linear(weights, f"{nextn}.eh_proj.weight", width, 2 * width)
-        self.block = HyperBlock(weights, prefix, config, mixer)
+        self.block = HyperBlock(weights, prefix, config, mixer, feed_forward(weights, prefix, config))
 
-    def new_state(self) -> LayerState:
+    def new_state(self) -> KVState | SparseState:
         return self.block.mixer.new_state()
 
     def __call__(
-        self, residual: torch.Tensor, tokens: torch.Tensor, state: LayerState, position: int
+        self, residual: torch.Tensor, tokens: torch.Tensor, state: KVState | SparseState
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """As `Draft`, with streams float32 `[n, streams, width]` in place of hidden states."""
         normalized = self.hnorm(residual.flatten(1)).view_as(residual)
         embedding = self.enorm(self.token_embd(tokens))[:, None].expand_as(residual)
         residual = self.eh_proj(torch.cat([embedding, normalized], -1))
-        residual = self.block(residual, state, position)
+        residual = self.block(residual, next_angles(self.rotary, state, len(tokens)), state)
         return residual, self.output(self.hc_head.mix(residual))

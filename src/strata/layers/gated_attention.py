@@ -5,10 +5,11 @@ import torch
 from strata.layers.attention import KVState
 from strata.layers.linear import Linear
 from strata.layers.norm import RMSNorm
-from strata.layers.rotary import Rotary
+from strata.layers.rotary import Angles
 from strata.layers.weights import Weights
 from strata.models.config import ModelConfig
 from strata.ops.attention import attend
+from strata.ops.rotary import rotate
 
 
 class GatedAttention:
@@ -18,12 +19,10 @@ class GatedAttention:
         weights: the checkpoint's weights.
         prefix: `blk.N`.
         config: the model's hyper-parameters.
-        rotary: positions.
     """
 
-    def __init__(self, weights: Weights, prefix: str, config: ModelConfig, rotary: Rotary):
+    def __init__(self, weights: Weights, prefix: str, config: ModelConfig):
         self.config = config
-        self.rotary = rotary
         width, heads, heads_kv = config.embedding_length, config.head_count, config.head_count_kv
         key_length, value_length = config.key_length, config.value_length
         self.scale = key_length**-0.5
@@ -37,18 +36,17 @@ class GatedAttention:
     def new_state(self) -> KVState:
         return KVState(self.config.head_count_kv, self.config.key_length, self.config.value_length)
 
-    def __call__(self, x: torch.Tensor, state: KVState, position: int) -> torch.Tensor:
-        """`n` tokens from `position` on: float32 `[n, width]` -> float32 `[n, width]`; advances `state`."""
-        q, gate, k, v = self.project(x, position)
+    def __call__(self, x: torch.Tensor, angles: Angles, state: KVState) -> torch.Tensor:
+        """float32 `[n, width]` -> `[n, width]`; advances `state`."""
+        q, gate, k, v = self.project(x, angles)
         k, v = state.append(k, v)
         return self.output(attend(q, k, v, self.scale), gate)
 
     def project(
-        self, x: torch.Tensor, position: int
+        self, x: torch.Tensor, angles: Angles
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, gates `[n, heads, dim]`, keys, values `[n, kv_heads, dim]`, turned to their positions."""
         config, num_tokens = self.config, x.shape[0]
-        positions = torch.arange(position, position + num_tokens)
         q, gate = (
             self.attn_q(x)
             .view(num_tokens, config.head_count, -1)
@@ -56,8 +54,8 @@ class GatedAttention:
         )
         k = self.attn_k(x).view(num_tokens, config.head_count_kv, -1)
         v = self.attn_v(x).view(num_tokens, config.head_count_kv, -1)
-        q = self.rotary.apply(self.attn_q_norm(q), positions)
-        k = self.rotary.apply(self.attn_k_norm(k), positions)
+        q = rotate(self.attn_q_norm(q), *angles)
+        k = rotate(self.attn_k_norm(k), *angles)
         return q, gate, k, v
 
     def output(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

@@ -1,25 +1,10 @@
 """What the models that mix delta net and attention share: which layer is which, experts, blocks."""
 
-from typing import Protocol
-
-import torch
-
 from strata.errors import ModelFileError
 from strata.layers.feed_forward import FeedForward
-from strata.layers.hyper_connection import HyperConnection
 from strata.layers.moe import Experts, require_softmax_router
-from strata.layers.norm import RMSNorm
-from strata.layers.state import LayerState
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
-
-
-class Mixer(Protocol):
-    """Delta net or attention: what lets a token see those before it."""
-
-    def new_state(self) -> LayerState: ...
-
-    def __call__(self, x: torch.Tensor, state: LayerState, position: int) -> torch.Tensor: ...
 
 
 def recurrent_layers(keys: Keys, config: ModelConfig) -> list[bool]:
@@ -63,36 +48,3 @@ def feed_forward(weights: Weights, prefix: str, config: ModelConfig) -> Experts 
         shared_length=keys.count("expert_shared_feed_forward_length", length),
         normalize=keys.flag("expert_weights_norm", True),
     )
-
-
-class PreNormBlock:
-    """One residual stream, each part behind a norm (Qwen3-Next, Qwen3.5)."""
-
-    def __init__(self, weights: Weights, prefix: str, config: ModelConfig, mixer: Mixer):
-        width, epsilon = config.embedding_length, config.rms_epsilon
-        self.attn_norm = RMSNorm(weights, f"{prefix}.attn_norm.weight", width, epsilon)
-        self.mixer = mixer
-        self.post_attention_norm = RMSNorm(weights, f"{prefix}.post_attention_norm.weight", width, epsilon)
-        self.ffn = feed_forward(weights, prefix, config)
-
-    def __call__(self, x: torch.Tensor, state: LayerState, position: int) -> torch.Tensor:
-        """`n` tokens from `position` on: float32 `[n, width]` -> the same; advances `state`."""
-        x = x + self.mixer(self.attn_norm(x), state, position)
-        return x + self.ffn(self.post_attention_norm(x))
-
-
-class HyperBlock:
-    """Several residual streams, each part between a read and a write of a hyper-connection (qwen4exp)."""
-
-    def __init__(self, weights: Weights, prefix: str, config: ModelConfig, mixer: Mixer):
-        self.hc_attn = HyperConnection(weights, f"{prefix}.hc_attn", config)
-        self.mixer = mixer
-        self.hc_ffn = HyperConnection(weights, f"{prefix}.hc_ffn", config)
-        self.ffn = feed_forward(weights, prefix, config)
-
-    def __call__(self, residual: torch.Tensor, state: LayerState, position: int) -> torch.Tensor:
-        """`n` tokens from `position` on: float32 `[n, streams, width]` -> the same; advances `state`."""
-        x, strength = self.hc_attn.read(residual)
-        residual = self.hc_attn.write(residual, self.mixer(x, state, position), strength)
-        x, strength = self.hc_ffn.read(residual)
-        return self.hc_ffn.write(residual, self.ffn(x), strength)

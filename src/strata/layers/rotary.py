@@ -14,6 +14,8 @@ from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
 from strata.ops.rotary import rotate
 
+Angles = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the positions, see `Rotary.angles`
+
 
 @dataclass(frozen=True, slots=True)
 class RopeScaling:

@@ -12,12 +12,13 @@ from strata.layers.attention import KVState
 from strata.layers.gated_attention import GatedAttention
 from strata.layers.linear import Linear
 from strata.layers.norm import RMSNorm
-from strata.layers.rotary import Rotary
+from strata.layers.rotary import Angles, Rotary
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
 from strata.ops.attention import attend
 from strata.ops.block_selection import select_blocks
 from strata.ops.gathered_attention import attend_gathered
+from strata.ops.rotary import rotate
 
 
 class SparseState:
@@ -32,6 +33,11 @@ class SparseState:
         self.open_rows = torch.empty(0, index_length)  # replaced, never changed
         self._block_keys = torch.empty(0, index_length)
         self.num_blocks = 0
+
+    @property
+    def length(self) -> int:
+        """Tokens seen so far."""
+        return self.kv.length
 
     @property
     def block_keys(self) -> torch.Tensor:
@@ -88,10 +94,10 @@ class Indexer:
         self.q_norm = RMSNorm(weights, f"{prefix}.indexer.q_norm.weight", self.key_length, config.rms_epsilon)
         self.k_norm = RMSNorm(weights, f"{prefix}.indexer.k_norm.weight", self.key_length, config.rms_epsilon)
 
-    def queries(self, x: torch.Tensor, position: int) -> torch.Tensor:
+    def queries(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
         """float32 `[n, width]` -> `[n, index heads, key_length]`."""
         q = self.q_norm(self.q_proj(x).view(x.shape[0], self.head_count, self.key_length))
-        return self.rotary.apply(q, torch.arange(position, position + x.shape[0]))
+        return rotate(q, *angles)
 
     def append(self, x: torch.Tensor, state: SparseState) -> None:
         """Pool, normalise and rotate the blocks that `x` `[n, width]` completes."""
@@ -111,13 +117,13 @@ class SparseAttention:
         weights: the checkpoint's weights.
         prefix: `blk.N`.
         config: the model's hyper-parameters.
-        rotary: positions.
+        rotary: the angles of positions, for the blocks' keys.
         block_size: tokens of a block (`attention.compress_ratios`).
     """
 
     def __init__(self, weights: Weights, prefix: str, config: ModelConfig, rotary: Rotary, block_size: int):
         keys = Keys(weights.checkpoint)
-        self.attention = GatedAttention(weights, prefix, config, rotary)
+        self.attention = GatedAttention(weights, prefix, config)
         self.indexer = Indexer(weights, prefix, config, rotary, block_size)
         self.block_size = block_size
         top_k = keys.count("attention.indexer.top_k")
@@ -131,9 +137,10 @@ class SparseAttention:
     def new_state(self) -> SparseState:
         return SparseState(self.attention.new_state(), self.indexer.key_length)
 
-    def __call__(self, x: torch.Tensor, state: SparseState, position: int) -> torch.Tensor:
-        """`n` tokens from `position` on: float32 `[n, width]` -> float32 `[n, width]`; advances `state`."""
-        q, gate, k, v = self.attention.project(x, position)
+    def __call__(self, x: torch.Tensor, angles: Angles, state: SparseState) -> torch.Tensor:
+        """float32 `[n, width]` -> `[n, width]`; advances `state`."""
+        position = state.length
+        q, gate, k, v = self.attention.project(x, angles)
         k, v = state.kv.append(k, v)
         self.indexer.append(x, state)
         # the first position with more complete blocks before it than the budget
@@ -144,7 +151,7 @@ class SparseAttention:
             end = position + num_dense
             parts.append(attend(q[:num_dense], k[:end], v[:end], self.attention.scale))
         if num_dense < x.shape[0]:
-            queries = self.indexer.queries(x[num_dense:], position + num_dense)
+            queries = self.indexer.queries(x[num_dense:], tuple(part[num_dense:] for part in angles))
             positions, visible = self._selected(queries, state.block_keys, position + num_dense)
             parts.append(attend_gathered(q[num_dense:], k, v, self.attention.scale, positions, visible))
         return self.attention.output(torch.cat(parts), gate)

@@ -1,64 +1,17 @@
 """The decoder of pre-norm blocks on one residual stream that most architectures are."""
 
-from typing import Protocol
-
 import torch
 
+from strata.layers.block import Block
 from strata.layers.feed_forward import FeedForward
 from strata.layers.linear import Embedding, Linear
 from strata.layers.moe import Experts, require_softmax_router
 from strata.layers.norm import RMSNorm
 from strata.layers.rotary import Rotary
-from strata.layers.state import LayerState, SequenceState
+from strata.layers.state import SequenceState
 from strata.layers.weights import Weights
 from strata.models.base import Model
 from strata.models.config import Keys, ModelConfig
-
-Angles = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the positions, see Rotary.angles
-
-
-class Mixer(Protocol):
-    """The part of a block that looks at other positions."""
-
-    def new_state(self) -> LayerState: ...
-
-    def __call__(self, x: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor: ...
-
-
-class Block:
-    """`x += mixer(attn_norm(x)); x += ffn(norm(x))`.
-
-    Args:
-        weights: the checkpoint's weights.
-        prefix: `blk.N`.
-        config: width and epsilon of the norms.
-        mixer: attention, or what stands in its place.
-        ffn: dense or mixture of experts.
-        ffn_norm: name of the norm before `ffn`, which architectures call differently.
-    """
-
-    def __init__(
-        self,
-        weights: Weights,
-        prefix: str,
-        config: ModelConfig,
-        mixer: Mixer,
-        ffn: FeedForward | Experts,
-        ffn_norm: str = "ffn_norm",
-    ):
-        self.attn_norm = RMSNorm(
-            weights, f"{prefix}.attn_norm.weight", config.embedding_length, config.rms_epsilon
-        )
-        self.mixer = mixer
-        self.ffn_norm = RMSNorm(
-            weights, f"{prefix}.{ffn_norm}.weight", config.embedding_length, config.rms_epsilon
-        )
-        self.ffn = ffn
-
-    def __call__(self, x: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor:
-        """float32 `[n, width]` -> `[n, width]`."""
-        x = x + self.mixer(self.attn_norm(x), angles, state)
-        return x + self.ffn(self.ffn_norm(x))
 
 
 class Decoder(Model):
@@ -94,13 +47,18 @@ class Decoder(Model):
         return SequenceState([block.mixer.new_state() for block in self.blocks], self.recurrent)
 
     def forward(self, tokens: list[int], state: SequenceState, all_logits: bool = False) -> torch.Tensor:
+        x = self.hidden(tokens, state)
+        return self.output(self.output_norm(x if all_logits else x[-1:]))
+
+    def hidden(self, tokens: list[int], state: SequenceState) -> torch.Tensor:
+        """Append `tokens` and return the last block's output for each, float32 `[n, width]`."""
         positions = torch.arange(state.position, state.position + len(tokens))
         angles = self.rotary.angles(positions)
         x = self.token_embd(torch.tensor(tokens))
         for block, layer_state in zip(self.blocks, state.layers, strict=True):
             x = block(x, angles, layer_state)
         state.position += len(tokens)
-        return self.output(self.output_norm(x if all_logits else x[-1:]))
+        return x
 
 
 def load_ffn(weights: Weights, prefix: str, config: ModelConfig, keys: Keys) -> FeedForward | Experts:

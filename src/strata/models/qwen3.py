@@ -5,11 +5,12 @@ Yang et al. 2025, arXiv 2505.09388.
 
 from strata.formats.checkpoint import Checkpoint
 from strata.layers.attention import Attention
+from strata.layers.block import Block
 from strata.layers.rotary import Rotary
 from strata.layers.weights import Weights
 from strata.models.base import Model
 from strata.models.config import Keys, ModelConfig
-from strata.models.decoder import Block, Decoder, load_ffn
+from strata.models.decoder import Decoder, load_ffn
 
 
 def load(checkpoint: Checkpoint, weights: Weights) -> Model:

@@ -8,9 +8,10 @@ import torch
 
 from strata.errors import ModelFileError, UnsupportedModelError
 from strata.formats.checkpoint import Checkpoint
+from strata.layers.block import HyperBlock
 from strata.layers.delta_net import DeltaNet, DeltaNetConfig
 from strata.layers.draft import HyperDraft, has_draft
-from strata.layers.hybrid import HyperBlock, recurrent_layers
+from strata.layers.hybrid import feed_forward, recurrent_layers
 from strata.layers.hyper_connection import HyperConnection
 from strata.layers.linear import Embedding, Linear
 from strata.layers.ngram import NgramMemory
@@ -28,7 +29,7 @@ class Qwen4Exp(Model):
     def __init__(self, checkpoint: Checkpoint, weights: Weights):
         self.config = config = ModelConfig.from_checkpoint(checkpoint)
         keys, width = Keys(checkpoint), config.embedding_length
-        rotary = Rotary.from_checkpoint(config, weights)
+        self.rotary = rotary = Rotary.from_checkpoint(config, weights)
         delta = DeltaNetConfig.from_keys(keys, "tiled", gate="sigmoid")
         recurrent = recurrent_layers(keys, config)
         block_sizes = _block_sizes(keys, recurrent)
@@ -43,7 +44,8 @@ class Qwen4Exp(Model):
                 if recurrent[layer]
                 else SparseAttention(weights, prefix, config, rotary, block_sizes[layer])
             )
-            self.blk.append(HyperBlock(weights, prefix, config, mixer))
+            ffn = feed_forward(weights, prefix, config)
+            self.blk.append(HyperBlock(weights, prefix, config, mixer, ffn))
         self.output_hc = HyperConnection(weights, "output_hc", config, inject=False)
         tied = "output.weight" not in weights
         self.output = Linear(
@@ -60,7 +62,7 @@ class Qwen4Exp(Model):
         if not any(block_sizes):
             raise ModelFileError(f"{weights.checkpoint.path}: a draft layer on a model without attention")
         attention = SparseAttention(weights, prefix, self.config, rotary, max(block_sizes))
-        return HyperDraft(weights, prefix, self.config, attention, self.token_embd, self.output)
+        return HyperDraft(weights, prefix, self.config, attention, rotary, self.token_embd, self.output)
 
     def new_state(self) -> SequenceState:
         """One state per block, and the n-gram memory's at the end."""
@@ -76,11 +78,12 @@ class Qwen4Exp(Model):
     def residual(self, tokens: list[int], state: SequenceState) -> torch.Tensor:
         """Append `tokens` and return their residual before the final mixer: float32 `[n, streams, width]`."""
         ids = torch.tensor(tokens)
+        angles = self.rotary.angles(torch.arange(state.position, state.position + len(tokens)))
         residual = self.token_embd(ids)[:, None].expand(-1, self.output_hc.streams, -1)
         for layer, block in enumerate(self.blk):
             if layer == self.ple_layer:
                 residual = self.ple(residual, ids, state.layers[-1])
-            residual = block(residual, state.layers[layer], state.position)
+            residual = block(residual, angles, state.layers[layer])
         state.position += len(tokens)
         return residual
 

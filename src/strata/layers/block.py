@@ -1,0 +1,80 @@
+"""Decoder blocks: how a mixer and a feed-forward layer sit on the residual."""
+
+from typing import Protocol
+
+import torch
+
+from strata.layers.feed_forward import FeedForward
+from strata.layers.hyper_connection import HyperConnection
+from strata.layers.moe import Experts
+from strata.layers.norm import RMSNorm
+from strata.layers.rotary import Angles
+from strata.layers.state import LayerState
+from strata.layers.weights import Weights
+from strata.models.config import ModelConfig
+
+
+class Mixer(Protocol):
+    """The part of a block that looks at other positions."""
+
+    def new_state(self) -> LayerState: ...
+
+    def __call__(self, x: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor: ...
+
+
+class Block:
+    """`x += mixer(attn_norm(x)); x += ffn(norm(x))`.
+
+    Args:
+        weights: the checkpoint's weights.
+        prefix: `blk.N`.
+        config: width and epsilon of the norms.
+        mixer: attention, or what stands in its place.
+        ffn: dense or mixture of experts.
+        ffn_norm: name of the norm before `ffn`, which architectures call differently.
+    """
+
+    def __init__(
+        self,
+        weights: Weights,
+        prefix: str,
+        config: ModelConfig,
+        mixer: Mixer,
+        ffn: FeedForward | Experts,
+        ffn_norm: str = "ffn_norm",
+    ):
+        self.attn_norm = RMSNorm(
+            weights, f"{prefix}.attn_norm.weight", config.embedding_length, config.rms_epsilon
+        )
+        self.mixer = mixer
+        self.ffn_norm = RMSNorm(
+            weights, f"{prefix}.{ffn_norm}.weight", config.embedding_length, config.rms_epsilon
+        )
+        self.ffn = ffn
+
+    def __call__(self, x: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor:
+        """float32 `[n, width]` -> `[n, width]`."""
+        x = x + self.mixer(self.attn_norm(x), angles, state)
+        return x + self.ffn(self.ffn_norm(x))
+
+
+class HyperBlock:
+    """Several residual streams, each part between a read and a write of a hyper-connection (qwen4exp).
+
+    Arguments as for `Block`; the norms are the hyper-connections'.
+    """
+
+    def __init__(
+        self, weights: Weights, prefix: str, config: ModelConfig, mixer: Mixer, ffn: FeedForward | Experts
+    ):
+        self.hc_attn = HyperConnection(weights, f"{prefix}.hc_attn", config)
+        self.mixer = mixer
+        self.hc_ffn = HyperConnection(weights, f"{prefix}.hc_ffn", config)
+        self.ffn = ffn
+
+    def __call__(self, residual: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor:
+        """float32 `[n, streams, width]` -> the same; advances `state`."""
+        x, strength = self.hc_attn.read(residual)
+        residual = self.hc_attn.write(residual, self.mixer(x, angles, state), strength)
+        x, strength = self.hc_ffn.read(residual)
+        return self.hc_ffn.write(residual, self.ffn(x), strength)
