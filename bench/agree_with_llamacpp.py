@@ -3,21 +3,25 @@
     python bench/agree_with_llamacpp.py MODEL.gguf [--text FILE] [--prompts FILE.json] [--json OUT.json]
 
 Needs `pip install llama-cpp-python==0.3.36`. For each prompt llama.cpp decodes greedily; Strata reads the
-same tokens, and wherever its own choice differs the position, both tokens and both margins are listed: a
-difference counts as explained when llama.cpp's margin between its first and second choice is a near-tie
-(`--near-tie`, in logits). Perplexity is over windows of `--window` tokens of the text, each from an empty
-context, first half of a window not scored.
+same tokens, and wherever its own choice differs the position, both tokens and both margins are listed.
+llama.cpp rounds activations to 8 bits before it multiplies them with quantised weights, so its choice is
+a near-tie exactly where that rounding decides it: each difference is put to llama.cpp again with the same
+weights written as F32, and is explained when it then chooses as Strata does. Perplexity is over windows of
+`--window` tokens of the text, each from an empty context, first half of a window not scored.
 """
 
 import argparse
 import json
 import platform
+import tempfile
 from pathlib import Path
 
+import gguf
 import llama_cpp
 import numpy as np
 import torch
 
+from strata.formats.checkpoint import Checkpoint
 from strata.models import load_model, open_checkpoint
 from strata.models.base import PREFILL_CHUNK, Model
 
@@ -37,9 +41,9 @@ class LlamaCpp:
     """llama.cpp with the logits of every position."""
 
     def __init__(self, path: str, num_ctx: int):
-        # use_extra_bufts=False: its AMX repacking crashes on small quantised shapes (PEERS.md 5.3)
         self.llm = llama_cpp.Llama(
-            model_path=path, n_ctx=num_ctx, n_batch=num_ctx, n_ubatch=num_ctx, logits_all=True, verbose=False
+            model_path=path, n_ctx=num_ctx, n_batch=num_ctx, n_ubatch=num_ctx, logits_all=True, verbose=False,
+            n_threads=torch.get_num_threads(), n_threads_batch=torch.get_num_threads(),
         )
 
     def tokenize(self, text: str) -> list[int]:
@@ -86,22 +90,40 @@ def margin(row: np.ndarray) -> float:
     return float(first - second)
 
 
-def compare_greedy(model: Model, theirs: LlamaCpp, prompts: list[list[int]], near_tie: float) -> dict:
+def write_f32_copy(path: Path, checkpoint: Checkpoint, out: Path) -> None:
+    """The same model with every tensor decoded to F32, so that llama.cpp multiplies floats."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, checkpoint.architecture)
+    for key, field in reader.fields.items():
+        if key.startswith("GGUF.") or key in ("general.architecture", "general.file_type"):
+            continue
+        kind = field.types[0]
+        writer.add_key_value(key, field.contents(), kind, field.types[-1] if len(field.types) > 1 else None)
+    for name in checkpoint.tensors:
+        writer.add_tensor(name, checkpoint.read(name).numpy())
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def compare_greedy(model: Model, theirs: LlamaCpp, floats: LlamaCpp, prompts: list[list[int]]) -> dict:
     exceptions, compared, unexplained = [], 0, 0
     for number, prompt in enumerate(prompts):
         answer = theirs.greedy(prompt, 64)
         reference = theirs.logits(prompt + answer)[len(prompt) - 1 : -1]
         ours = decode_logits(model, prompt, answer)
         compared += len(answer)
+        float_choices = floats.logits(prompt + answer)[len(prompt) - 1 : -1].argmax(-1)
         for step, token in enumerate(answer):
             choice = int(ours[step].argmax())
             if choice == token:
                 continue
-            gap = margin(reference[step])
-            unexplained += gap > near_tie
+            unexplained += choice != int(float_choices[step])
             exceptions.append(
                 {"prompt": number, "step": step, "theirs": token, "ours": choice,
-                 "their_margin": round(gap, 4), "our_margin": round(margin(ours[step]), 4)}
+                 "theirs_from_f32": int(float_choices[step]),
+                 "their_margin": round(margin(reference[step]), 4), "our_margin": round(margin(ours[step]), 4)}
             )
     return {"compared": compared, "exceptions": exceptions, "unexplained": unexplained}
 
@@ -131,7 +153,6 @@ def main() -> None:
     parser.add_argument("--prompts", type=Path, help="JSON list of texts or token lists")
     parser.add_argument("--max-tokens", type=int, default=8192, help="of the text")
     parser.add_argument("--window", type=int, default=512)
-    parser.add_argument("--near-tie", type=float, default=0.1)
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
@@ -140,10 +161,15 @@ def main() -> None:
     theirs = LlamaCpp(str(args.model), max(args.window, 512))
     prompts = json.loads(args.prompts.read_text()) if args.prompts else PROMPTS
     prompts = [theirs.tokenize(p) if isinstance(p, str) else p for p in prompts]
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "f32.gguf"
+        write_f32_copy(args.model, checkpoint, copy)
+        floats = LlamaCpp(str(copy), max(args.window, 512))
+        greedy = compare_greedy(model, theirs, floats, prompts)
     result = {
         "model": args.model.name, "llama_cpp": llama_cpp.__version__, "torch": torch.__version__,
         "machine": platform.processor() or platform.machine(),
-        "greedy": compare_greedy(model, theirs, prompts, args.near_tie),
+        "greedy": greedy,
     }
     if args.text:
         tokens = theirs.tokenize(args.text.read_text())[: args.max_tokens]
