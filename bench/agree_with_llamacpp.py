@@ -42,12 +42,18 @@ class LlamaCpp:
 
     def __init__(self, path: str, num_ctx: int):
         self.llm = llama_cpp.Llama(
-            model_path=path, n_ctx=num_ctx, n_batch=num_ctx, n_ubatch=num_ctx, logits_all=True, verbose=False,
-            n_threads=torch.get_num_threads(), n_threads_batch=torch.get_num_threads(),
+            model_path=path,
+            n_ctx=num_ctx,
+            n_batch=num_ctx,
+            n_ubatch=num_ctx,
+            logits_all=True,
+            verbose=False,
+            n_threads=torch.get_num_threads(),
+            n_threads_batch=torch.get_num_threads(),
         )
 
     def tokenize(self, text: str) -> list[int]:
-        return self.llm.tokenize(text.encode(), add_bos=False, special=False)
+        return self.llm.tokenize(text.encode(), add_bos=False, special=True)
 
     def logits(self, tokens: list[int]) -> np.ndarray:
         """Float32 `[len(tokens), vocab]` from an empty context."""
@@ -121,9 +127,15 @@ def compare_greedy(model: Model, theirs: LlamaCpp, floats: LlamaCpp, prompts: li
                 continue
             unexplained += choice != int(float_choices[step])
             exceptions.append(
-                {"prompt": number, "step": step, "theirs": token, "ours": choice,
-                 "theirs_from_f32": int(float_choices[step]),
-                 "their_margin": round(margin(reference[step]), 4), "our_margin": round(margin(ours[step]), 4)}
+                {
+                    "prompt": number,
+                    "step": step,
+                    "theirs": token,
+                    "ours": choice,
+                    "theirs_from_f32": int(float_choices[step]),
+                    "their_margin": round(margin(reference[step]), 4),
+                    "our_margin": round(margin(ours[step]), 4),
+                }
             )
     return {"compared": compared, "exceptions": exceptions, "unexplained": unexplained}
 
@@ -147,7 +159,9 @@ def compare_perplexity(model: Model, theirs: LlamaCpp, tokens: list[int], window
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, help="UTF-8 text for the perplexity")
     parser.add_argument("--prompts", type=Path, help="JSON list of texts or token lists")
@@ -167,7 +181,9 @@ def main() -> None:
         floats = LlamaCpp(str(copy), max(args.window, 512))
         greedy = compare_greedy(model, theirs, floats, prompts)
     result = {
-        "model": args.model.name, "llama_cpp": llama_cpp.__version__, "torch": torch.__version__,
+        "model": args.model.name,
+        "llama_cpp": llama_cpp.__version__,
+        "torch": torch.__version__,
         "machine": platform.processor() or platform.machine(),
         "greedy": greedy,
     }

@@ -94,6 +94,10 @@ class ModelConfig:
     def from_checkpoint(cls, checkpoint: Checkpoint) -> "ModelConfig":
         keys = Keys(checkpoint)
         embedding = checkpoint.tensors.get("token_embd.weight")
+        if embedding is None and any(".nextn." in name for name in checkpoint.tensors):
+            raise ModelFileError(
+                f"{checkpoint.path}: holds a draft (MTP) layer alone; name the model that it belongs to"
+            )
         if embedding is None or len(embedding.shape) != 2:
             raise ModelFileError(f"{checkpoint.path}: tensor token_embd.weight is missing or not a matrix")
         head_count = keys.count("attention.head_count")
