@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strata.engine.messages import Token
@@ -53,6 +53,7 @@ def test_a_token_never_leaves_before_its_text(cuts: list[int]) -> None:
 
 
 @given(cuts=st.lists(st.integers(0, 100)))
+@example(cuts=[6, 7])  # one token ends a character, the thinking, and the answer
 def test_thinking_has_no_logprobs(cuts: list[int]) -> None:
     chunks = cut(TEXT.encode(), cuts)
     pieces = run(chunks, [], ReasoningSplitter(opened=True))

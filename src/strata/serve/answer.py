@@ -100,13 +100,16 @@ class Answer:
     def _settled(self, sent: int, final: bool) -> list[tuple[Token, int, int | None]]:
         """Take the waiting tokens whose text ends before character `sent`, each with its begin and end.
 
-        A token that makes no character of its own, as the first bytes of one, shares the end of the next that
-        does; at the end of the answer there may be none.
+        A token that makes no character of its own, as the first bytes of one, ends with that character, which
+        a later token completes; at the end of the answer there may be none.
         """
         settled, ends, end = [], [], None
         following = self._num_released + self._text.held
         for _, begin in reversed(self._waiting):
-            end = following if following > begin else end
+            if following > begin:
+                end = following
+            elif end is not None:
+                end = begin + 1
             ends.append(end)
             following = begin
         num_settled = 0
