@@ -1,6 +1,8 @@
 """What a tokenizer does with special tokens, odd ids and faulty files."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -76,6 +78,27 @@ def test_bytes_of_tokens() -> None:
     assert ours.decode_bytes([256, END, 256]) == b"hehe"
 
 
+def test_other_threads_run_while_a_long_text_is_encoded() -> None:
+    """CASES FT 87: a long prompt must not stall the streams of others."""
+    tokenizer, done, gaps = build(), threading.Event(), []
+
+    def watch() -> None:
+        last = time.perf_counter()
+        while not done.wait(0.001):
+            now = time.perf_counter()
+            gaps.append(now - last)
+            last = now
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    start = time.perf_counter()
+    assert len(tokenizer.encode("the hen " * 100_000)) == 600_000
+    took = time.perf_counter() - start
+    done.set()
+    thread.join()
+    assert max(gaps) < took / 2, (max(gaps), took)
+
+
 def test_a_lone_surrogate_is_replaced() -> None:
     ours = build()
     assert ours.encode("a\ud800") == spelt("a\ufffd")
@@ -135,6 +158,17 @@ FAULTS: list[tuple[dict[str, Any], type[StrataError], str]] = [
     ({"merges": ["h e", "h"]}, ModelFileError, r"merges\[1\] is 'h'"),
     ({"merges": ["h x"]}, ModelFileError, r"merges\[0\] is 'h x'"),
     ({"merges": [1]}, ModelFileError, r"merges\[0\] is 1;"),
+    ({"merges": 1}, ModelFileError, r"merges is 1, not a list of strings"),
+    ({"token_type": 1}, ModelFileError, r"token_type is 1, not a list of numbers"),
+    ({"token_type": ["1"] * 261}, ModelFileError, r"token_type is \['1', .*, not a list of numbers"),
+    ({"token_type": [6] * 261}, ModelFileError, r"tokens\[0\] is '.*' and its token_type a byte"),
+    ({"model": "llama", "scores": True}, ModelFileError, r"scores is True, not a list of numbers"),
+    (
+        {"model": "llama", "scores": ["0"] * 261},
+        ModelFileError,
+        r"scores is \['0', .*, not a list of numbers",
+    ),
+    ({"eos_token_id": [2] * 9999}, ModelFileError, r"eos_token_id is \[2, [2, ]{50,60}, but"),
     ({"pre": ["qwen2"]}, UnsupportedModelError, r"pre .*is \['qwen2'\]"),
     ({"eos_token_id": "<|im_end|>"}, ModelFileError, r"eos_token_id is '<\|im_end\|>'"),
     ({"eos_token_id": 261}, ModelFileError, r"eos_token_id is 261, but there are 261 tokens"),
@@ -155,6 +189,9 @@ def test_a_chat_template_is_a_string(tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"tokenizer\.chat_template is list, not a string"):
         load_tokenizer(MetadataOnly(metadata() | {"tokenizer.chat_template": ["x"]}))
     checkpoint = folder_with(tmp_path, byte_level_document(), tokenizer_config={"chat_template": 1})
+    with pytest.raises(ModelFileError, match=r"tokenizer_config\.json: chat_template is not a string"):
+        load_tokenizer(checkpoint)
+    checkpoint = folder_with(tmp_path, byte_level_document(), tokenizer_config={"chat_template": ["x"]})
     with pytest.raises(ModelFileError, match=r"tokenizer_config\.json: chat_template is not a string"):
         load_tokenizer(checkpoint)
 
@@ -236,6 +273,22 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
         far = byte_level_document()
         far["model"]["vocab"]["he"] = 10**9
         load_tokenizer(folder_with(tmp_path, far))
+    for part, message in (
+        ({"model": None}, "model is None, not an object"),
+        ({"decoder": ["x"]}, r"decoder is \['x'\], not an object"),
+        ({"post_processor": "x"}, "post_processor is none that tokenizers has"),
+    ):
+        with pytest.raises(ModelFileError, match=rf"tokenizer\.json: {message}"):
+            load_tokenizer(folder_with(tmp_path, byte_level_document(**part)))
+    with pytest.raises(ModelFileError, match=r"tokenizer_config\.json: bos_token is \[1\], not a string"):
+        load_tokenizer(folder_with(tmp_path, byte_level_document(), tokenizer_config={"bos_token": [1]}))
+    for content, number in (("x", "1"), ("x", -1), (["x"], 1)):
+        token = {"content": content, "id": number, "special": True}
+        flags = {"lstrip": False, "rstrip": False, "single_word": False}
+        with pytest.raises(
+            ModelFileError, match=r"tokenizer\.json: an entry of added_tokens has the content"
+        ):
+            load_tokenizer(folder_with(tmp_path, byte_level_document(added_tokens=[token | flags])))
     (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
     with pytest.raises(ModelFileError, match=r"tokenizer\.json: cannot be read as JSON"):
         load_tokenizer(MetadataOnly({}, tmp_path))

@@ -137,7 +137,8 @@ class Tokenizer:
             text.encode()
         except UnicodeEncodeError:  # a lone surrogate, which JSON can spell and UTF-8 cannot
             text = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        return model.encode(text, add_special_tokens=False).ids
+        # A batch of one: `encode` keeps Python's lock, and a long prompt would stall every other request.
+        return model.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
