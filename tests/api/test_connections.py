@@ -61,6 +61,17 @@ def test_events_are_whole_and_end_with_done(server: ApiServer) -> None:
     assert json.loads(parts[0][6:])["choices"][0]["delta"]["role"] == "assistant"
 
 
+def test_a_client_that_leaves_within_its_request_is_no_error(server: ApiServer) -> None:
+    head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        connection.sendall(head + b"Content-Length: 1000\r\nExpect: 100-continue\r\n\r\n")
+        assert b"100 Continue" in connection.recv(100)  # so the server waits for the body now
+        connection.sendall(b'{"model": ')
+    for _ in range(5):  # its end has been dealt with by then
+        assert server.health()["status"] == "ok"
+    assert not any("Traceback" in line for line in server.log)
+
+
 def test_keep_alive_comments_while_silent(server: ApiServer) -> None:
     """CASES 60, 61, 282: comments only, and not before the role."""
     parts = chunks_of(read_all(connect(server, body("silent", stream=True))))

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from strata.engine.client import EngineError
 from strata.errors import RequestError
@@ -21,6 +22,7 @@ _TYPES = {
 }
 # The request that broke the engine would break the next one too; OpenAI's clients heed this.
 _NO_RETRY = {"x-should-retry": "false"}
+CLIENT_GONE = 499  # nginx's status for the log; nobody receives it
 
 
 def envelope(
@@ -98,6 +100,10 @@ def install(app: FastAPI) -> None:
     def unexpected(request: Request, error: Exception) -> JSONResponse:
         return error_response(error)  # the server logs what it was
 
+    def gone(request: Request, error: Exception) -> Response:
+        return Response(status_code=CLIENT_GONE)  # it left before its request had arrived in full
+
+    app.add_exception_handler(ClientDisconnect, gone)
     app.add_exception_handler(RequestError, ours)
     app.add_exception_handler(EngineError, ours)
     app.add_exception_handler(HTTPException, http)

@@ -18,13 +18,12 @@ from strata.engine.messages import Generate
 from strata.errors import RequestError
 from strata.serve.answer import Piece
 from strata.serve.backend import Backend, Job
-from strata.serve.errors import from_validation
+from strata.serve.errors import CLIENT_GONE, from_validation
 from strata.serve.logprobs import ChatLogprobs, CompletionLogprobs
 from strata.serve.schemas import ChatRequest, CompletionRequest, GenerationRequest
 from strata.serve.sse import DONE, ClientGone, EventStream, event, until_gone, with_pauses
 
 BODY_LIMIT = 64 << 20  # bytes of a request
-CLIENT_GONE = 499  # nginx's status for the log; nobody receives it
 
 T = TypeVar("T")
 R = TypeVar("R", bound=GenerationRequest)
