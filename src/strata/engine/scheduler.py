@@ -216,7 +216,7 @@ class Scheduler:
         for name, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
             wrong = next((i for i in ids if not 0 <= i < self.vocab_size), None)
             if wrong is not None:
-                message = f"{name}: token id {wrong} is outside the vocabulary of {self.vocab_size} tokens"
+                message = f"token id {wrong} is outside the vocabulary of {self.vocab_size} tokens"
                 raise RequestError(message, name)
 
     def _count(self, **counts: int) -> None:
