@@ -1,5 +1,6 @@
 """Damaged, foreign and misplaced GGUF files: what each error says."""
 
+import os
 import re
 import struct
 
@@ -8,6 +9,7 @@ import pytest
 
 from strata.errors import ModelFileError, StrataError, UnsupportedModelError
 from strata.formats import gguf_header
+from strata.formats.checkpoint import open_checkpoint
 from strata.formats.gguf import GGUFCheckpoint
 from tests.helpers import gguf_files as raw
 from tests.helpers.gguf_files import RawGGUF, Tensor, key, split_gguf, write_gguf
@@ -273,3 +275,10 @@ def test_truncated_part(tmp_path):
     parts[2].write_bytes(parts[2].read_bytes()[:-1])
     with pytest.raises(ModelFileError, match=r"00003-of-00003.gguf: is truncated: tensor t2 takes 128 bytes"):
         GGUFCheckpoint(parts[0])
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes with a path")
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path) -> None:
+    os.mkfifo(tmp_path / "pipe.gguf")
+    with pytest.raises(ModelFileError, match=r"pipe\.gguf: is a device, pipe or socket"):
+        open_checkpoint(tmp_path / "pipe.gguf")

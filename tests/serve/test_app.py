@@ -2,6 +2,8 @@
 
 import asyncio
 import re
+import subprocess
+import sys
 
 import httpx
 import msgspec
@@ -261,3 +263,9 @@ def test_other_addresses_need_a_key() -> None:
 def test_loopback() -> None:
     assert all(map(is_loopback, ["127.0.0.1", "127.8.9.1", "::1", "[::1]", "localhost"]))
     assert not any(map(is_loopback, ["0.0.0.0", "::", "192.168.0.1", "localhost.lan", ""]))
+
+
+def test_the_server_starts_without_torch() -> None:
+    """It is most of the time that a start takes, and the server process computes nothing."""
+    check = "import sys, strata.serve.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check]).returncode == 0

@@ -25,16 +25,16 @@ from typing import Any
 import msgspec
 
 from strata.engine.messages import SamplingParams, Token
-from strata.engine.session import common_prefix
+from strata.engine.prefix import common_prefix
 from strata.errors import ModelFileError
 from strata.formats.pretokenizers import PreTokenizer, byte_letters, byte_level_bpe
 from strata.formats.tokenizer import Tokenizer
 from strata.formats.vocabulary import AddedToken, TokenType, Vocabulary
-from strata.models.base import PREFILL_CHUNK
 
 PREFIX = "scripted:"
 CONTEXT_LENGTH = 262_144
 _ITEMS = 'write a string, a list of byte values, {"sleep": seconds} or {"crash": true}'
+PROMPT_PART = 256  # tokens of a prompt that are read at a time, about as a model would
 POLL_S = 0.005  # how long a sleeping lane may keep the others waiting
 
 CONTROL = (
@@ -140,7 +140,7 @@ class ScriptedLane:
 
     def prefill(self) -> int:
         start = len(self.tokens)
-        self.tokens += self._prompt[start : start + PREFILL_CHUNK]
+        self.tokens += self._prompt[start : start + PROMPT_PART]
         return len(self.tokens)
 
     def decode(self) -> list[Token]:

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 import torch
 
+from strata.engine.prefix import common_prefix
 from strata.layers.state import SequenceState, StateCheckpoint
 from strata.models.base import PREFILL_CHUNK, Model
 
@@ -111,14 +112,6 @@ class Session:
             edges = [0, *(c.position for c in kept)]
             gaps = [edges[i + 1] - edges[i - 1] for i in range(1, len(kept))]
             del kept[gaps.index(min(gaps)) if gaps else 0]
-
-
-def common_prefix(a: list[int], b: list[int]) -> int:
-    """Number of leading tokens that `a` and `b` share."""
-    length = min(len(a), len(b))
-    if a[:length] == b[:length]:
-        return length
-    return next(i for i in range(length) if a[i] != b[i])
 
 
 def saved_bytes(saved: Any) -> int:

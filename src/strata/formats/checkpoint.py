@@ -9,9 +9,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+if TYPE_CHECKING:  # the server reads vocabularies through this module and has no other use for torch
+    import torch
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +34,11 @@ class Checkpoint(ABC):
     tensors: Mapping[str, TensorInfo]
 
     @abstractmethod
-    def read(self, name: str, index: int | None = None) -> torch.Tensor:
+    def read(self, name: str, index: int | None = None) -> "torch.Tensor":
         """Decode a tensor, or the slice `[index]` of its first dimension, to a new float32 tensor."""
 
     @abstractmethod
-    def read_rows(self, name: str, rows: torch.Tensor) -> torch.Tensor:
+    def read_rows(self, name: str, rows: "torch.Tensor") -> "torch.Tensor":
         """Decode rows (int64 `[n]`) of a 2-D tensor to float32 `[n, in]` without touching the others."""
 
 
@@ -59,6 +60,8 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
         return GGUFCheckpoint(path)
     if (path / "config.json").is_file():
         return SafetensorsCheckpoint(path)
+    if not path.is_dir():  # a pipe would wait for ever, and none of these can be mapped
+        raise ModelFileError(f"{path}: is a device, pipe or socket; a model is a file or a folder")
     inside = sorted(p.name for p in path.glob("*.gguf"))
     hint = (
         f"name one of its GGUF files, e.g. {path / inside[0]}"
