@@ -2,7 +2,6 @@
 
 import copy
 import json
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import tokenizers
 
 from strata.errors import ModelFileError, UnsupportedModelError
-from strata.formats.vocabulary import END_OF_TURN, AddedToken, TokenType, Vocabulary
+from strata.formats.vocabulary import BYTE_TOKEN, END_OF_TURN, AddedToken, TokenType, Vocabulary
 
 _MAX_TOKENS = 1 << 24  # far beyond any vocabulary; keeps a wrong id from taking all memory
-_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 
 
 def read_tokenizer_json(folder: Path) -> Vocabulary:
@@ -26,7 +24,9 @@ def read_tokenizer_json(folder: Path) -> Vocabulary:
     path = folder / "tokenizer.json"
     document = _read_json(path)
     config = _read_json(folder / "tokenizer_config.json", optional=True)
-    model = document.get("model", {})
+    model = document.get("model")
+    if not isinstance(model, dict):
+        raise ModelFileError(f"{path}: model is {model!r:.60}, not an object")
     if model.get("type") != "BPE":
         raise UnsupportedModelError(f"{path}: model.type is {model.get('type')!r}; Strata reads 'BPE'")
     added = _added_tokens(document, path)
@@ -34,21 +34,22 @@ def read_tokenizer_json(folder: Path) -> Vocabulary:
     ids = {token.content: token.id for token in added} | model["vocab"]
     # Strata finds added tokens itself, as only it knows which text is a user's, and adds BOS itself.
     bare = document | {"added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-    bos_id = _named(config, "bos_token", ids)
+    whole = _build(bare, path)  # the library checks the parts that are looked into below
+    bos_id = _named(config, "bos_token", ids, folder)
     add_bos = config.get("add_bos_token")
     if add_bos is None:
-        add_bos = _begins_with_bos(document.get("post_processor"), config)
+        add_bos = _begins_with_bos(document.get("post_processor"), config, path)
     return Vocabulary(
         source=str(path),
         tokens=tokens,
         types=types,
-        model=_build(bare, path),
+        model=whole,
         byte_level=_is_byte_level(document, path),
         added=added,
         continuation=_continuation(bare, path),
         bos_id=bos_id,
-        eos_id=_named(config, "eos_token", ids),
-        pad_id=_named(config, "pad_token", ids),
+        eos_id=_named(config, "eos_token", ids, folder),
+        pad_id=_named(config, "pad_token", ids, folder),
         stop_ids=_generation_stops(folder, len(tokens)),
         add_bos=bool(add_bos) and bos_id is not None,
         chat_template=_chat_template(folder, config),
@@ -69,7 +70,7 @@ def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
 
 def _added_tokens(document: Mapping[str, Any], path: Path) -> list[AddedToken]:
     try:
-        return [
+        added = [
             AddedToken(
                 content=entry["content"],
                 id=entry["id"],
@@ -83,6 +84,13 @@ def _added_tokens(document: Mapping[str, Any], path: Path) -> list[AddedToken]:
         ]
     except (KeyError, TypeError) as error:
         raise ModelFileError(f"{path}: an entry of added_tokens lacks {error}") from error
+    for token in added:
+        if not isinstance(token.content, str) or type(token.id) is not int or token.id < 0:
+            raise ModelFileError(
+                f"{path}: an entry of added_tokens has the content {token.content!r:.60} "
+                f"and the id {token.id!r:.60}, not a string and a number"
+            )
+    return added
 
 
 def _tokens(
@@ -96,7 +104,7 @@ def _tokens(
         raise ModelFileError(f"{path}: has ids up to {count - 1} for {len(vocab)} tokens")
     tokens, types = [""] * count, [TokenType.UNUSED] * count
     for token, i in vocab.items():
-        is_byte = model.get("byte_fallback") and _BYTE_TOKEN.fullmatch(token)
+        is_byte = model.get("byte_fallback") and BYTE_TOKEN.fullmatch(token)
         tokens[i], types[i] = token, TokenType.BYTE if is_byte else TokenType.NORMAL
     for token in added:
         tokens[token.id] = token.content
@@ -113,6 +121,8 @@ def _build(document: Mapping[str, Any], path: Path) -> tokenizers.Tokenizer:
 
 def _is_byte_level(document: Mapping[str, Any], path: Path) -> bool:
     decoder = document.get("decoder") or {}
+    if not isinstance(decoder, dict):
+        raise ModelFileError(f"{path}: decoder is {decoder!r:.60}, not an object")
     kinds = {part.get("type") for part in decoder.get("decoders", [decoder])}
     if "ByteLevel" in kinds:
         return True
@@ -138,19 +148,24 @@ def _text(value: Any) -> str | None:
     return value.get("content") if isinstance(value, dict) else value
 
 
-def _named(config: Mapping[str, Any], name: str, ids: Mapping[str, int]) -> int | None:
+def _named(config: Mapping[str, Any], name: str, ids: Mapping[str, int], folder: Path) -> int | None:
     text = _text(config.get(name))
+    if not isinstance(text, str | None):
+        raise ModelFileError(f"{folder / 'tokenizer_config.json'}: {name} is {text!r:.60}, not a string")
     return ids.get(text) if text is not None else None
 
 
-def _begins_with_bos(processor: Mapping[str, Any] | None, config: Mapping[str, Any]) -> bool:
+def _begins_with_bos(processor: Any, config: Mapping[str, Any], path: Path) -> bool:
     """Whether the post-processor's template for one text begins with the BOS token."""
     if not processor:
         return False
-    parts = processor.get("processors", [processor])
-    singles = [part["single"] for part in parts if part.get("type") == "TemplateProcessing"]
-    first = singles[0][0] if singles and singles[0] else {}
-    return first.get("SpecialToken", {}).get("id", "") == _text(config.get("bos_token"))
+    try:
+        parts = processor.get("processors", [processor])
+        singles = [part["single"] for part in parts if part.get("type") == "TemplateProcessing"]
+        first = singles[0][0] if singles and singles[0] else {}
+        return first.get("SpecialToken", {}).get("id", "") == _text(config.get("bos_token"))
+    except (AttributeError, KeyError, TypeError) as error:
+        raise ModelFileError(f"{path}: post_processor is none that tokenizers has: {error}") from error
 
 
 def _generation_stops(folder: Path, count: int) -> list[int]:
@@ -168,7 +183,7 @@ def _chat_template(folder: Path, config: Mapping[str, Any]) -> str | None:
         except (OSError, ValueError) as error:
             raise ModelFileError(f"{path}: cannot be read: {error}") from error
     template = config.get("chat_template")
-    if isinstance(template, list):
+    if isinstance(template, list) and all(isinstance(entry, dict) for entry in template):
         template = {entry.get("name"): entry.get("template") for entry in template}.get("default")
     if not isinstance(template, str | None):
         raise ModelFileError(f"{folder / 'tokenizer_config.json'}: chat_template is not a string")

@@ -4,6 +4,7 @@ Token types and their defaults follow llama.cpp (`src/llama-vocab.cpp`, `llama_v
 the `tokenizer.ggml.*` keys of the GGUF specification.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -80,6 +81,8 @@ class Vocabulary:
     chat_template: str | None = None
 
 
+BYTE_TOKEN = re.compile(r"<0x[0-9A-Fa-f]{2}>")  # how a vocabulary with byte fallback spells a byte
+
 # Tokens that end a turn, whatever the file calls them: files are common whose `eos_token_id` ends a document
 # while the chat template ends turns with one of these (MODELS.md 4.2). In order of preference as `eot_id`.
 END_OF_TURN = (
@@ -108,8 +111,8 @@ def read_gguf_vocabulary(metadata: Mapping[str, Any], source: str) -> Vocabulary
     kind = metadata["tokenizer.ggml.model"]
     if kind not in ("gpt2", "llama"):
         raise UnsupportedModelError(
-            f"{source}: tokenizer.ggml.model is {kind!r}; Strata reads 'gpt2' (byte-level BPE) and 'llama' "
-            "(SentencePiece BPE)"
+            f"{source}: tokenizer.ggml.model is {kind!r:.60}; Strata reads 'gpt2' (byte-level BPE) "
+            "and 'llama' (SentencePiece BPE)"
         )
     template = metadata.get("tokenizer.chat_template")
     if not isinstance(template, str | None):
@@ -150,20 +153,31 @@ def _tokens(metadata: Mapping[str, Any], source: str) -> list[str]:
 
 
 def _types(metadata: Mapping[str, Any], tokens: list[str], source: str) -> list[TokenType]:
-    numbers = _list(metadata, "token_type", len(tokens), source)
+    numbers = _list(metadata, "token_type", (int,), len(tokens), source)
     known = {int(type_): type_ for type_ in TokenType}
     types = [known.get(n, TokenType.UNUSED) for n in numbers] if numbers else [TokenType.NORMAL] * len(tokens)
     ends = set(END_OF_TURN)
     for i, token in enumerate(tokens):
         if token in ends:
             types[i] = TokenType.CONTROL
+        if types[i] is TokenType.BYTE and not BYTE_TOKEN.fullmatch(token):
+            raise ModelFileError(
+                f"{source}: tokenizer.ggml.tokens[{i}] is {token!r:.60} and its token_type a byte, "
+                "which is spelt <0x00> to <0xFF>"
+            )
     return types
 
 
-def _list(metadata: Mapping[str, Any], name: str, count: int, source: str) -> list[Any] | None:
+def _list(
+    metadata: Mapping[str, Any], name: str, kinds: tuple[type, ...], count: int, source: str
+) -> list[Any] | None:
     """The array `tokenizer.ggml.<name>`, one entry per token, or None where the file has none."""
     values = metadata.get(f"tokenizer.ggml.{name}")
-    if values is not None and len(values) != count:
+    if values is None:
+        return None
+    if not isinstance(values, list) or not all(isinstance(value, kinds) for value in values):
+        raise ModelFileError(f"{source}: tokenizer.ggml.{name} is {values!r:.60}, not a list of numbers")
+    if len(values) != count:
         raise ModelFileError(
             f"{source}: tokenizer.ggml.{name} has {len(values)} entries, tokenizer.ggml.tokens {count}"
         )
@@ -181,7 +195,7 @@ def _special(
         return value
     if name == "padding":  # some converters write -1 for "none"
         return None
-    raise ModelFileError(f"{source}: {key} is {value!r}, but there are {len(tokens)} tokens")
+    raise ModelFileError(f"{source}: {key} is {value!r:.60}, but there are {len(tokens)} tokens")
 
 
 def _byte_level(
@@ -190,7 +204,7 @@ def _byte_level(
     pre = metadata.get("tokenizer.ggml.pre")
     rule = PRE_TOKENIZERS.get(pre) if isinstance(pre, str) else None
     if rule is None:
-        found = f"is {pre!r}, which Strata does not have" if pre else "is missing"
+        found = f"is {pre!r:.60}, which Strata does not have" if pre else "is missing"
         raise UnsupportedModelError(
             f"{source}: tokenizer.ggml.pre (how text is cut into words) {found}; a guess would make wrong "
             f"tokens without an error. Known: {', '.join(sorted(PRE_TOKENIZERS))}. A newer conversion of the "
@@ -211,8 +225,11 @@ def _byte_level(
 
 
 def _merges(metadata: Mapping[str, Any], vocab: Mapping[str, int], source: str) -> list[tuple[str, str]]:
+    stated = metadata.get("tokenizer.ggml.merges") or []
+    if not isinstance(stated, list):
+        raise ModelFileError(f"{source}: tokenizer.ggml.merges is {stated!r:.60}, not a list of strings")
     merges = []
-    for i, merge in enumerate(metadata.get("tokenizer.ggml.merges") or ()):
+    for i, merge in enumerate(stated):
         # A token may begin with a space, so the parting space is sought from the second letter on.
         cut = merge.find(" ", 1) if isinstance(merge, str) else -1
         left, right = (merge[:cut], merge[cut + 1 :]) if cut > 0 else ("", "")
@@ -227,7 +244,7 @@ def _merges(metadata: Mapping[str, Any], vocab: Mapping[str, int], source: str) 
 def _sentencepiece(
     metadata: Mapping[str, Any], tokens: list[str], types: list[TokenType], source: str
 ) -> dict[str, Any]:
-    scores = _list(metadata, "scores", len(tokens), source)
+    scores = _list(metadata, "scores", (int, float), len(tokens), source)
     if scores is None:
         raise ModelFileError(f"{source}: tokenizer.ggml.scores is missing; without it no text can be cut")
     textual = (TokenType.NORMAL, TokenType.USER_DEFINED, TokenType.UNUSED)
