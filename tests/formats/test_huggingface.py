@@ -17,6 +17,13 @@ from strata.models import load_model, open_checkpoint
 from tests.helpers.hf_models import assert_agrees, assert_same_model, save_hf, tiny
 
 CACHE_BYTES = 1 << 24
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 128,
+}
 
 
 @pytest.fixture
@@ -222,6 +229,21 @@ def test_a_tensor_at_fault_is_named(
         ({"rope_parameters": {"rope_type": "dynamic"}}, UnsupportedModelError, "rope_type is 'dynamic'"),
         ({"rope_parameters": {"rope_type": "linear"}}, ModelFileError, "field factor is missing"),
         ({"quantization_config": {"quant_method": "fp8"}}, UnsupportedModelError, "quantised with 'fp8'"),
+        ({"model_type": "mixtral"}, ModelFileError, r"tensor model\.layers\.0\..*gate\.weight is missing"),
+        *(
+            (
+                {"partial_rotary_factor": factor},
+                ModelFileError,
+                "partial_rotary_factor must lie between 0 and 1",
+            )
+            for factor in (-1, 2**31, 2**63, 1e308)
+        ),
+        ({"rope_parameters": LLAMA3 | {"factor": 0}}, ModelFileError, "factor must be positive, not 0.0"),
+        (
+            {"rope_parameters": LLAMA3 | {"low_freq_factor": 4.0}},
+            ModelFileError,
+            "low_freq_factor 4.0 is not below high_freq_factor 4.0",
+        ),
     ],
 )
 def test_a_field_at_fault_is_named(
@@ -257,8 +279,18 @@ def test_an_index_that_lies_is_refused(tmp_path: Path):
 
 
 def test_a_tensor_in_two_files_is_refused(folder: Path):
-    save_file({"model.norm.weight": torch.ones(32)}, folder / "more.safetensors")
-    with pytest.raises(ModelFileError, match=r"more\.safetensors: tensor model\.norm\.weight is in another"):
+    save_file({"model.norm.weight": torch.ones(32)}, folder / "mtp.safetensors")
+    with pytest.raises(ModelFileError, match=r"mtp\.safetensors: tensor model\.norm\.weight is in another"):
+        open_checkpoint(folder)
+
+
+def test_files_beside_the_model_are_left_alone(folder: Path):
+    """Only an index says otherwise; transformers, too, opens `model.safetensors` alone."""
+    tensors = open_checkpoint(folder).tensors
+    save_file({"model.norm.weight": torch.ones(32), "logits": torch.ones(3)}, folder / "io.safetensors")
+    assert open_checkpoint(folder).tensors == tensors
+    (folder / "model.safetensors").rename(folder / "weights.safetensors")
+    with pytest.raises(ModelFileError, match=r"tensor model\.norm\.weight is in another file"):
         open_checkpoint(folder)
 
 
@@ -280,4 +312,11 @@ def test_a_damaged_configuration_is_named(text: str, folder: Path):
 def test_a_folder_without_tensors_is_named(folder: Path):
     (folder / "model.safetensors").unlink()
     with pytest.raises(ModelFileError, match=r"holds no \.safetensors file"):
+        open_checkpoint(folder)
+
+
+def test_experts_that_nothing_counts_are_named(tmp_path: Path):
+    folder = save_hf(tiny("Mixtral", num_local_experts=4), tmp_path)
+    change_config(folder, num_local_experts="absent")
+    with pytest.raises(ModelFileError, match="no num_experts or num_local_experts"):
         open_checkpoint(folder)

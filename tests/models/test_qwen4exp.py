@@ -219,6 +219,9 @@ def test_refuses_keys_it_would_not_obey(folder: Path, metadata: dict, error: typ
         ("linear_num_key_heads", "4", ModelFileError),
         ("hidden_act", '"gelu"', UnsupportedModelError),
         ("ple_layer_ids", "[1, 2]", UnsupportedModelError),
+        ("ple_layer_ids", "2", ModelFileError),
+        ("ple_layer_ids", '["2"]', ModelFileError),
+        ("num_hidden_layers", "2147483647", ModelFileError),
     ],
 )
 def test_refuses_fields_it_would_not_obey(folder: Path, tmp_path: Path, field: str, value: str, error):
@@ -226,6 +229,16 @@ def test_refuses_fields_it_would_not_obey(folder: Path, tmp_path: Path, field: s
     (tmp_path / "config.json").write_text(json.dumps(config))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     with pytest.raises(error, match=field):
+        open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize("shape", [(2, 32), (32,), (0, 32)])
+def test_a_shared_gate_of_another_shape_is_named(folder: Path, tmp_path: Path, shape: tuple[int, ...]):
+    name = "model.layers.0.mlp.shared_expert_gate.weight"
+    tensors = load_file(folder / "model.safetensors") | {name: torch.ones(shape)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").symlink_to(folder / "config.json")
+    with pytest.raises(ModelFileError, match=rf"{name} has shape .*, not \[1, width\]"):
         open_checkpoint(tmp_path)
 
 

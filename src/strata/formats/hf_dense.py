@@ -65,6 +65,8 @@ def rope_metadata(config: HFConfig, head_dim: int) -> dict[str, Any]:
     """`rope.*` keys without the architecture; Llama 3.1's scaling is a tensor (`rope_factors`) instead."""
     rope = rope_parameters(config)
     rotated = rope.number("partial_rotary_factor", config.number("partial_rotary_factor", 1.0))
+    if not 0 < rotated <= 1:
+        raise ModelFileError(f"{config.path}: partial_rotary_factor must lie between 0 and 1, not {rotated}")
     keys: dict[str, Any] = {
         "rope.dimension_count": int(head_dim * rotated),
         "rope.freq_base": rope.number("rope_theta"),
@@ -110,8 +112,10 @@ def rope_factors(config: HFConfig, head_dim: int) -> Tensors:
     rope = rope_parameters(config)
     if rope.value("rope_type", rope.value("type")) != "llama3":
         return {}
-    base, factor = rope.number("rope_theta"), rope.number("factor")
-    low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+    base, factor = rope.positive("rope_theta"), rope.positive("factor")
+    low, high = rope.positive("low_freq_factor"), rope.positive("high_freq_factor")
+    if low >= high:
+        raise ModelFileError(f"{config.path}: low_freq_factor {low} is not below high_freq_factor {high}")
     inv_freq = base ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
     turns = rope.number("original_max_position_embeddings") * inv_freq / (2 * math.pi)
     kept = ((turns - low) / (high - low)).clamp(0, 1)
@@ -169,6 +173,10 @@ def experts(
         count: number of experts.
         parts: an expert's matrices as HF calls them, by `gate`, `up` and `down`.
     """
+    if not count:
+        raise ModelFileError(
+            f"{reader.folder}: {name} holds experts, and config.json has no num_experts or num_local_experts"
+        )
     parts = parts or {part: f"{part}_proj" for part in ("gate", "up", "down")}
     if f"{name}.gate_up_proj" not in reader:
         return {

@@ -17,6 +17,7 @@ from strata.formats.hf_recipes import Concat, Map, Part, Plain, Reader, Recipe
 from strata.formats.huggingface import HFConfig, Table, Translation
 
 Function = Callable[[torch.Tensor], torch.Tensor]
+_MAX_LAYERS = 1 << 16  # the deepest models have a few hundred
 
 
 def _metadata(architecture: str, config: HFConfig) -> dict[str, Any]:
@@ -42,6 +43,8 @@ def _metadata(architecture: str, config: HFConfig) -> dict[str, Any]:
 def _recurrent_layers(config: HFConfig) -> list[bool]:
     count = config.count("num_hidden_layers")
     types = config.value("layer_types")
+    if count > _MAX_LAYERS:  # before a list of that length is made
+        raise ModelFileError(f"{config.path}: num_hidden_layers {count} is more than {_MAX_LAYERS}")
     if types is None:
         interval = config.count("full_attention_interval", 4)
         return [(layer + 1) % interval != 0 for layer in range(count)]
@@ -161,7 +164,11 @@ def _feed_forward(reader: Reader, block: str, name: str, config: HFConfig) -> Te
     """Router, experts and shared expert; a dense layer where there is no router."""
     if f"{name}.gate.weight" not in reader:
         return feed_forward(reader, block, name)
-    shared_gate = Plain(reader, f"{name}.shared_expert_gate.weight")  # [1, width]
+    shared_gate = Plain(reader, f"{name}.shared_expert_gate.weight")
+    if len(shared_gate.shape) != 2 or shared_gate.shape[0] != 1:
+        raise ModelFileError(
+            f"{reader.folder}: tensor {shared_gate.name} has shape {list(shared_gate.shape)}, not [1, width]"
+        )
     return {
         f"{block}.ffn_gate_inp.weight": Plain(reader, f"{name}.gate.weight"),
         **experts(reader, block, f"{name}.experts", config.count("num_experts")),
@@ -326,6 +333,8 @@ def _qwen4(config: HFConfig, reader: Reader) -> Translation:
     for layer, recurrent in enumerate(metadata["qwen4exp.attention.recurrent_layers"]):
         tensors |= _hyper_block(reader, f"blk.{layer}", f"{reader.prefix}layers.{layer}", config, recurrent)
     ple_layers = config.value("ple_layer_ids", [])
+    if not isinstance(ple_layers, list) or any(type(number) is not int for number in ple_layers):
+        raise ModelFileError(f"{config.path}: ple_layer_ids must be a list of layers, not {ple_layers!r:.60}")
     if len(ple_layers) > 1:
         raise UnsupportedModelError(
             f"{config.path}: ple_layer_ids names {len(ple_layers)} layers; Strata has one"

@@ -72,6 +72,13 @@ class HFConfig(dict[str, Any]):
             raise ModelFileError(f"{self.path}: field {field} must be a number, not {value!r}")
         return float(value)
 
+    def positive(self, field: str, default: float | None = None) -> float:
+        """A finite number above 0; without a default it must be there."""
+        value = self.number(field, default)
+        if value <= 0:
+            raise ModelFileError(f"{self.path}: field {field} must be positive, not {value}")
+        return value
+
     def expect(self, field: str, expected: Any) -> None:
         """Refuse a model whose `field` says something other than the one thing that is implemented."""
         value = self.value(field, expected)
@@ -153,12 +160,18 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _open_reader(folder: Path) -> Reader:
-    """Open the files that the index names, or without an index all safetensors of the folder."""
+    """Open the files that the index names.
+
+    Without an index these are `model.safetensors`, with `mtp.safetensors` where there is one; what else
+    lies beside them (adapters, activations) is not the model. Without `model.safetensors`, all are taken.
+    """
     index = folder / "model.safetensors.index.json"
     if not index.is_file():
         paths = sorted(folder.glob("*.safetensors"))
         if not paths:
             raise ModelFileError(f"{folder}: holds no .safetensors file")
+        if folder / "model.safetensors" in paths:
+            paths = [path for path in paths if path.name in ("model.safetensors", "mtp.safetensors")]
         return Reader(folder, paths)
     files = _read_json(index).get("weight_map")
     if not isinstance(files, dict) or not all(isinstance(file, str) for file in files.values()):
