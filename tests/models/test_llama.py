@@ -169,6 +169,8 @@ def test_without_a_cache_nothing_is_kept(tmp_path: Path):
             ModelFileError,
             "rope.scaling.yarn_beta_fast must be positive, not 0.0",
         ),
+        ({"block_count": 2**31 - 1}, ModelFileError, "block_count 2147483647 with 0 draft layers .* tensors"),
+        ({"nextn_predict_layers": 2}, ModelFileError, "block_count 2 with 2 draft layers"),
         ({"expert_count": "four"}, ModelFileError, "llama.expert_count has the value 'four'"),
         ({"rope__dimension_count": 10}, ModelFileError, "10 rotated values .* head of 8"),
         ({"rope__dimension_count": 5}, ModelFileError, "5 rotated values"),
@@ -183,6 +185,15 @@ def test_a_key_that_does_not_fit_is_named(keys: dict[str, Any], error: type, mes
     path = save_gguf(tiny("Mixtral", num_local_experts=4), tmp_path / "model.gguf", "llama", **keys)
     with pytest.raises(error, match=message):
         load_model(open_checkpoint(path), CACHE_BYTES)
+
+
+@pytest.mark.parametrize("beta", [1e-38, 3e38])
+def test_a_bound_of_yarn_may_be_any_positive_number(beta: float, tmp_path: Path):
+    keys = {"type": "yarn", "factor": 2.0, "yarn_beta_fast": beta, "yarn_beta_slow": beta}
+    keys = {f"rope__scaling__{key}": value for key, value in keys.items()}
+    path = save_gguf(tiny("Llama"), tmp_path / "model.gguf", "llama", **keys)
+    model = load_model(open_checkpoint(path), CACHE_BYTES)
+    assert model.forward(prompt(3), model.new_state()).isfinite().all()
 
 
 def test_a_tensor_without_a_place_is_named(tmp_path: Path):

@@ -75,6 +75,13 @@ def test_a_dense_layer_among_experts(tmp_path: Path):
         ({"expert_used_count": 9}, ModelFileError, "expert_used_count 9 exceeds the 8 experts"),
         ({"attention__recurrent_layers": [True] * 3}, ModelFileError, "has 3 entries for 4 layers"),
         ({"ssm__group_count": 4}, ModelFileError, "multiples of ssm.time_step_rank and ssm.group_count 4"),
+        # without the list of layers one is made, so their number is checked first
+        ({"block_count": 2**31 - 1}, ModelFileError, "block_count 2147483647 .* does not fit"),
+        (
+            {"attention__key_length": None, "attention__head_count": 64, "rope__dimension_count": None},
+            ModelFileError,
+            "64 attention heads do not fit into qwen3next.embedding_length 32",
+        ),
         ({"ssm__state_size": None}, ModelFileError, "qwen3next.ssm.state_size is missing"),
         ({"ssm__conv_kernel": 3}, ModelFileError, r"ssm_conv1d.weight has shape \[160, 4\]"),
     ],

@@ -125,8 +125,9 @@ def _yarn_kept(dimension_count: int, freq_base: float, scaling: RopeScaling) -> 
 
     def pair_of(num_turns: float) -> float:
         """Index of the pair that turns `num_turns` times within the trained context."""
-        turns = scaling.original_context_length / (num_turns * 2 * math.pi)
-        return dimension_count * math.log(turns) / (2 * math.log(freq_base))
+        # a difference of logarithms: the quotient of extreme values leaves the range of floats
+        log_turns = math.log(scaling.original_context_length) - math.log(num_turns) - math.log(2 * math.pi)
+        return dimension_count * log_turns / (2 * math.log(freq_base))
 
     low = max(math.floor(pair_of(scaling.beta_fast)), 0)
     high = min(math.ceil(pair_of(scaling.beta_slow)), dimension_count - 1)

@@ -25,7 +25,7 @@ class Keys:
             return default
         if isinstance(value, bool) or not isinstance(value, kinds):
             raise ModelFileError(
-                f"{self.checkpoint.path}: metadata key {self.prefix}{key} has the value {value!r}"
+                f"{self.checkpoint.path}: metadata key {self.prefix}{key} has the value {value!r:.60}"
             )
         return value
 
@@ -40,7 +40,7 @@ class Keys:
             self._get(key, _REQUIRED, (int,))
             raise ModelFileError(
                 f"{self.checkpoint.path}: metadata key {self.prefix}{key} "
-                f"must be a positive count, not {value!r}"
+                f"must be a positive count, not {value!r:.60}"
             )
         return value
 
@@ -102,7 +102,13 @@ class ModelConfig:
             raise ModelFileError(f"{checkpoint.path}: tensor token_embd.weight is missing or not a matrix")
         head_count = keys.count("attention.head_count")
         embedding_length = keys.count("embedding_length")
-        key_length = keys.count("attention.key_length", embedding_length // head_count)
+        key_length = keys.count("attention.key_length", None) or embedding_length // head_count
+        if not key_length:
+            raise ModelFileError(
+                f"{checkpoint.path}: {head_count} attention heads do not fit into "
+                f"{keys.prefix}embedding_length {embedding_length}, and "
+                f"{keys.prefix}attention.key_length is missing"
+            )
         expert_count = keys.count_or_zero("expert_count")
         head_count_kv = keys.count("attention.head_count_kv", head_count)
         if head_count % head_count_kv:
@@ -114,7 +120,7 @@ class ModelConfig:
             architecture=checkpoint.architecture,
             vocab_size=embedding.shape[0],
             context_length=keys.count("context_length"),
-            block_count=keys.count("block_count") - keys.count_or_zero("nextn_predict_layers"),
+            block_count=_block_count(keys),
             embedding_length=embedding_length,
             head_count=head_count,
             head_count_kv=head_count_kv,
@@ -126,3 +132,15 @@ class ModelConfig:
             expert_count=expert_count,
             expert_used_count=keys.count("expert_used_count") if expert_count else 0,
         )
+
+
+def _block_count(keys: Keys) -> int:
+    """Decoder layers; checked against the file before anything is made for each of them."""
+    blocks, drafts = keys.count("block_count"), keys.count_or_zero("nextn_predict_layers")
+    num_tensors = len(keys.checkpoint.tensors)
+    if drafts >= blocks or blocks > num_tensors:
+        raise ModelFileError(
+            f"{keys.checkpoint.path}: {keys.prefix}block_count {blocks} with {drafts} draft layers "
+            f"({keys.prefix}nextn_predict_layers) does not fit a file of {num_tensors} tensors"
+        )
+    return blocks - drafts
