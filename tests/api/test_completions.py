@@ -78,6 +78,14 @@ def test_too_long_a_prompt(client: openai.OpenAI, stream: bool) -> None:
     assert caught.value.type == "exceed_context_size_error"
 
 
+def test_of_a_huge_prompt_only_the_beginning_is_read(client: openai.OpenAI) -> None:
+    """CASES FT 87: refused with both numbers, long before all of it is encoded."""
+    message = "more than 4194304 tokens, and the context of 262144 tokens"
+    with pytest.raises(openai.BadRequestError, match=f"prompt: the prompt has {message}") as caught:
+        complete(client, "hello", "x" * 20_000_000)
+    assert caught.value.code == "context_length_exceeded"
+
+
 def test_ids_outside_the_vocabulary(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(client, "hello", [99999])

@@ -18,9 +18,12 @@ from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.options import Options
 from strata.serve.answer import Answer, Piece
 from strata.serve.reasoning import CLOSE, OPEN, ReasoningSplitter
-from strata.serve.templates import ChatTemplate, render_ids
+from strata.serve.templates import ChatTemplate, Rendered, rendered_ids
 
 PING_S = 2.0  # a step of the engine may take as long
+# Characters of a prompt that are encoded first, to see whether the rest can matter.
+MIN_BEGINNING = 1 << 20
+BEGINNING_PER_TOKEN = 16  # of the context
 _TAIL = 8  # tokens of a prompt, in which an open think block would show
 _log = logging.getLogger("strata.serve")
 
@@ -184,15 +187,44 @@ class Backend:
     async def chat_prompt(self, messages: list[dict], variables: dict) -> list[int]:
         """Token ids of a conversation; raises RequestError where the template refuses it."""
         tokenizer = self._text_tokenizer("messages")
-        return await asyncio.to_thread(render_ids, messages, tokenizer, self._template, **variables)
+
+        def encode() -> list[int]:
+            template = self._template or ChatTemplate.for_tokenizer(tokenizer)
+            rendered = template.render(messages, **variables)
+            self._check_beginning(rendered.text, tokenizer, "messages")
+            return rendered_ids(rendered, tokenizer)
+
+        return await asyncio.to_thread(encode)
 
     async def text_prompt(self, text: str) -> list[int]:
         """Token ids of a text, in which control tokens are markup, with BOS where the model wants it."""
         tokenizer = self._text_tokenizer("prompt")
-        ids = await asyncio.to_thread(tokenizer.encode, text, special=True)
-        if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
-            return [tokenizer.bos_id, *ids]
-        return ids
+
+        def encode() -> list[int]:
+            self._check_beginning(text, tokenizer, "prompt")
+            return rendered_ids(Rendered((text,)), tokenizer)
+
+        return await asyncio.to_thread(encode)
+
+    def _check_beginning(self, text: str, tokenizer: Tokenizer, field: str) -> None:
+        """Raises RequestError for a text whose beginning alone is far too long.
+
+        To encode all of it would only count it: 60 MB of words took a minute and 9 GB. Twice the context,
+        because a cut may change the tokens next to it.
+        """
+        assert self.engine.info is not None
+        context = self.engine.info.context_length
+        beginning = text[: max(MIN_BEGINNING, BEGINNING_PER_TOKEN * context)]
+        if len(beginning) == len(text):
+            return
+        num_tokens = len(tokenizer.encode(beginning))
+        if num_tokens > 2 * context:
+            raise RequestError(
+                f"{field}: the prompt has more than {num_tokens} tokens, and the context of {context} tokens "
+                "must hold at least one more for the answer; shorten the prompt",
+                field,
+                "context_length_exceeded",
+            )
 
     @property
     def stop_ids(self) -> frozenset[int]:

@@ -165,7 +165,12 @@ def render_ids(
         RequestError: as `ChatTemplate` and its `render` do.
     """
     template = template or ChatTemplate.for_tokenizer(tokenizer)
-    ids = tokenizer.encode_rendered(template.render(messages, **kwargs).pieces)
+    return rendered_ids(template.render(messages, **kwargs), tokenizer)
+
+
+def rendered_ids(rendered: Rendered, tokenizer: Tokenizer) -> list[int]:
+    """The prompt's token ids of a rendered conversation, with one BOS if the model wants one."""
+    ids = tokenizer.encode_rendered(rendered.pieces)
     if tokenizer.add_bos and tokenizer.bos_id is not None and ids[:1] != [tokenizer.bos_id]:
         return [tokenizer.bos_id, *ids]
     return ids
