@@ -3,6 +3,7 @@
 import os
 import re
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -275,6 +276,20 @@ def test_truncated_part(tmp_path):
     parts[2].write_bytes(parts[2].read_bytes()[:-1])
     with pytest.raises(ModelFileError, match=r"00003-of-00003.gguf: is truncated: tensor t2 takes 128 bytes"):
         GGUFCheckpoint(parts[0])
+
+
+def test_a_path_that_cannot_be_looked_at_is_named(tmp_path, monkeypatch) -> None:
+    with pytest.raises(ModelFileError, match=r"xxx: cannot be opened: .*too long"):
+        open_checkpoint(tmp_path / ("x" * 300))
+    with pytest.raises(ModelFileError, match=r"no such file or folder"):
+        open_checkpoint("a\0b")
+
+    def refuse(path: Path, **options: object) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "stat", refuse)
+    with pytest.raises(ModelFileError, match=r"m\.gguf: cannot be opened: .*Permission denied"):
+        open_checkpoint("m.gguf")
 
 
 @pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="Windows has no pipes with a path")

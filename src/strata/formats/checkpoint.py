@@ -53,9 +53,18 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     from strata.formats.gguf import GGUFCheckpoint
     from strata.formats.huggingface import SafetensorsCheckpoint
 
-    path = Path(path).expanduser()
-    if not path.exists():
-        raise ModelFileError(f"{path}: no such file or folder")
+    path = Path(path)
+    try:
+        path = path.expanduser()
+        path.stat()
+    except (
+        FileNotFoundError,
+        NotADirectoryError,
+        ValueError,
+    ) as error:  # ValueError: a zero byte in the name
+        raise ModelFileError(f"{path}: no such file or folder") from error
+    except (OSError, RuntimeError) as error:  # no right to look, too long a name, nobody of that ~name
+        raise ModelFileError(f"{path!s:.200}: cannot be opened: {error!s:.200}") from error
     if path.is_file():
         return GGUFCheckpoint(path)
     if (path / "config.json").is_file():
