@@ -1,6 +1,7 @@
 """Text from a stream of tokens: bytes become characters, and nothing of a stop string is ever let out."""
 
 import codecs
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 
 
@@ -23,6 +24,7 @@ class TextStream:
     def __init__(self, token_bytes: Callable[[int], bytes], stops: Iterable[str] = ()):
         self._token_bytes = token_bytes
         self._stops = sorted({stop for stop in stops if stop}, key=len)
+        self._by_text = sorted(self._stops)  # those that begin alike stand together
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._pending = ""
         self.stopped: str | None = None
@@ -63,6 +65,8 @@ class TextStream:
         size = len(self._pending)
         longest = len(self._stops[-1]) - 1 if self._stops else 0
         for start in range(max(0, size - longest), size):
-            if any(stop.startswith(self._pending[start:]) for stop in self._stops):
+            tail = self._pending[start:]
+            first = bisect_left(self._by_text, tail)
+            if first < len(self._by_text) and self._by_text[first].startswith(tail):
                 return start
         return size
