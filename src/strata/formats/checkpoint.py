@@ -57,17 +57,14 @@ def open_checkpoint(path: str | Path) -> Checkpoint:
     try:
         path = path.expanduser()
         path.stat()
-    except (
-        FileNotFoundError,
-        NotADirectoryError,
-        ValueError,
-    ) as error:  # ValueError: a zero byte in the name
+        is_checkpoint = (path / "config.json").is_file()
+    except (FileNotFoundError, NotADirectoryError, ValueError) as error:  # ValueError: a zero byte
         raise ModelFileError(f"{path}: no such file or folder") from error
     except (OSError, RuntimeError) as error:  # no right to look, too long a name, nobody of that ~name
         raise ModelFileError(f"{path!s:.200}: cannot be opened: {error!s:.200}") from error
     if path.is_file():
         return GGUFCheckpoint(path)
-    if (path / "config.json").is_file():
+    if is_checkpoint:
         return SafetensorsCheckpoint(path)
     if not path.is_dir():  # a pipe would wait for ever, and none of these can be mapped
         raise ModelFileError(f"{path}: is a device, pipe or socket; a model is a file or a folder")
