@@ -171,6 +171,7 @@ def test_without_a_cache_nothing_is_kept(tmp_path: Path):
         ),
         ({"block_count": 2**31 - 1}, ModelFileError, "block_count 2147483647 with 0 draft layers .* tensors"),
         ({"nextn_predict_layers": 2}, ModelFileError, "block_count 2 with 2 draft layers"),
+        ({"expert_weights_norm": "false"}, ModelFileError, "llama.expert_weights_norm has the value 'false'"),
         ({"expert_count": "four"}, ModelFileError, "llama.expert_count has the value 'four'"),
         ({"rope__dimension_count": 10}, ModelFileError, "10 rotated values .* head of 8"),
         ({"rope__dimension_count": 5}, ModelFileError, "5 rotated values"),

@@ -65,6 +65,8 @@ class Keys:
 
     def flag(self, key: str, default: bool) -> bool:
         value = self.checkpoint.metadata.get(self.prefix + key, default)
+        if value not in (False, True):  # 0 and 1 are equal to them
+            self._get(key, _REQUIRED, ())
         return bool(value)
 
     def __contains__(self, key: str) -> bool:
