@@ -289,9 +289,10 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
             ModelFileError, match=r"tokenizer\.json: an entry of added_tokens has the content"
         ):
             load_tokenizer(folder_with(tmp_path, byte_level_document(added_tokens=[token | flags])))
-    (tmp_path / "tokenizer.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ModelFileError, match=r"tokenizer\.json: cannot be read as JSON"):
-        load_tokenizer(MetadataOnly({}, tmp_path))
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "tokenizer.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ModelFileError, match=r"tokenizer\.json: cannot be read as JSON"):
+            load_tokenizer(MetadataOnly({}, tmp_path))
     (tmp_path / "tokenizer.json").unlink()
     (tmp_path / "tokenizer.model").touch()
     with pytest.raises(UnsupportedModelError, match=r"tokenizer\.model and no tokenizer\.json"):

@@ -61,7 +61,7 @@ def _read_json(path: Path, optional: bool = False) -> dict[str, Any]:
         return {}
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ModelFileError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(document, dict):
         raise ModelFileError(f"{path}: is not a JSON object")
