@@ -30,21 +30,6 @@ ORACLE = Path(__file__).parents[1] / "oracle"
 TABLE = "per_layer_token_embd.weight"
 
 
-@pytest.fixture(autouse=True)
-def lowest_block_first(monkeypatch: pytest.MonkeyPatch):
-    """Let transformers, too, take the lowest of equal blocks; its indexer's `Tensor.topk` may take any.
-
-    Scores of exactly zero, where relu cut every head, are common; the router calls `torch.topk` and is
-    left alone.
-    """
-
-    def topk(scores: torch.Tensor, k: int, dim: int = -1) -> Any:
-        ordered = scores.sort(dim=dim, descending=True, stable=True)
-        return torch.return_types.topk((ordered.values.narrow(dim, 0, k), ordered.indices.narrow(dim, 0, k)))
-
-    monkeypatch.setattr(torch.Tensor, "topk", topk)
-
-
 @pytest.fixture(scope="module")
 def reference():
     return tiny_hybrid("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", **QWEN4)
@@ -65,7 +50,7 @@ def test_agrees_with_transformers(model, reference):
 
     No near-tie is in the way: the closest router decision on this prompt has a margin of 1.6e-4 in
     logits, the closest block decision one of 1.0e-4 in score, both some fifty times the rounding
-    errors; of 176 selections 3 are exact ties.
+    errors; of 176 selections 3 are exact ties, in which Strata takes transformers' blocks.
     """
     assert_agrees_everywhere(model, reference)
 

@@ -9,13 +9,28 @@ from strata.ops.block_selection import select_blocks
 from strata.ops.gathered_attention import attend_gathered
 
 
-def test_equal_scores_go_to_the_lowest_block():
+def test_only_complete_blocks_compete():
     q = torch.tensor([[[1.0, 0.0]], [[-1.0, 0.0]]])
-    keys = torch.tensor([[-1.0, 3.0], [2.0, 0.0], [-2.0, 1.0], [2.0, 5.0], [2.0, -1.0], [9.0, 0.0]])
+    keys = torch.tensor([[-1.0, 3.0], [2.0, 0.0], [-2.0, 1.0], [3.0, 5.0], [1.0, -1.0], [9.0, 0.0]])
     chosen = select_blocks(q, keys, torch.tensor([5, 5]), 2)
-    # query 0 scores 0 2 0 2 2 and must not see block 5; query 1 scores 1 0 2 0 0
+    # query 0 scores 0 2 0 3 1 and must not see block 5; query 1 scores 1 0 2 0 0
     assert chosen.tolist() == [[1, 3], [0, 2]]
-    assert select_blocks(q[:1] * 0, keys, torch.tensor([6]), 4).tolist() == [[0, 1, 2, 3]]
+
+
+def test_ties_fall_as_in_transformers_whatever_the_batch():
+    generator = torch.Generator().manual_seed(2)
+    q, keys = torch.randn(30, 2, 8, generator=generator), torch.randn(60, 8, generator=generator)
+    num_complete = torch.arange(30) + 31
+    batch = select_blocks(q, keys, num_complete, 30)
+    num_ties = 0
+    for row, count in enumerate(num_complete.tolist()):
+        scores = (q[row] @ keys[:count].T).relu().sum(0)
+        num_ties += int((scores > 0).sum()) < 30
+        assert batch[row].tolist() == sorted(scores.topk(30, dim=0).indices.tolist())
+        assert torch.equal(
+            select_blocks(q[row : row + 1], keys, num_complete[row : row + 1], 30)[0], batch[row]
+        )
+    assert num_ties > 5  # a zero score is chosen only where zeros tie
 
 
 def test_score_is_the_sum_of_rectified_products(monkeypatch: pytest.MonkeyPatch):

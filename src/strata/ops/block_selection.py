@@ -11,8 +11,10 @@ def select_blocks(
 ) -> torch.Tensor:
     """The `budget` best of each query's complete blocks, in ascending order.
 
-    A block's score is `sum_h relu(q_h . key)`. Many scores are exactly zero; of equal scores the lowest
-    block index wins, so that the choice depends on nothing but the scores.
+    A block's score is `sum_h relu(q_h . key)`. Where relu cuts every head it is exactly zero, so ties at the
+    budget's edge are common and decide what is attended to. The model's definition leaves them open; this
+    op takes the blocks that transformers takes, which is what `torch.topk` returns for one query's scores
+    alone. That is a function of these scores only, whatever else is in the batch.
 
     Args:
         q: float32 `[n, heads, dim]`, index queries.
@@ -23,14 +25,11 @@ def select_blocks(
     Returns:
         int64 `[n, budget]`.
     """
-    blocks = torch.arange(block_keys.shape[0])
     chosen = num_complete.new_empty(q.shape[0], budget)
     step = max(1, _MAX_SCORES // (q.shape[1] * block_keys.shape[0]))
     for begin in range(0, q.shape[0], step):
         rows = slice(begin, begin + step)
         scores = (q[rows] @ block_keys.T).relu().sum(1)  # [rows, blocks]
-        scores.masked_fill_(blocks >= num_complete[rows, None], float("-inf"))
-        # torch.topk leaves the order of equal values open; a stable sort keeps the lowest index first
-        order = scores.sort(dim=-1, descending=True, stable=True).indices
-        chosen[rows] = order[:, :budget].sort(-1).values
+        for row, count in enumerate(num_complete[rows].tolist()):
+            chosen[begin + row] = scores[row, :count].topk(budget).indices.sort().values
     return chosen
