@@ -93,6 +93,7 @@ class TestLogits:
         ("text", "message"),
         [
             ("{", "is not JSON"),
+            ("[" * 100_000, "is not JSON"),
             ("[]", "holds no list of token ids"),
             ('{"a": 1}', "holds no list of token ids"),
             ("[1, [2]]", "item 1 is [2], not a token id"),

@@ -10,7 +10,9 @@ from tests.helpers.gguf_files import write_gguf
 
 def test_unknown_architecture_is_refused_by_name(tmp_path):
     path = write_gguf(tmp_path / "m.gguf", {"token_embd.weight": np.ones((4, 32))}, architecture="mamba7")
-    with pytest.raises(UnsupportedModelError, match=r"m\.gguf: architecture 'mamba7' is not supported.*qwen4exp"):
+    with pytest.raises(
+        UnsupportedModelError, match=r"m\.gguf: architecture 'mamba7' is not supported.*qwen4exp"
+    ):
         load_model(open_checkpoint(path), 0)
 
 

@@ -42,7 +42,7 @@ def read_tokens(path: Path) -> list[int]:
         tokens = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise StrataError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise StrataError(f"{path}: is not JSON: {error}") from error
     if not isinstance(tokens, list) or not tokens:
         raise StrataError(f"{path}: holds no list of token ids, such as [1, 2, 3]")
