@@ -1,0 +1,8 @@
+"""The processor's kernels: quantised matrices in planes, and their exact products.
+
+The extension module `_core` is built from the C++ beside this file. docs/NUMERICS.md is its contract.
+"""
+
+from strata.native.matrix import Activations, Matrix, isa, num_threads, set_num_threads
+
+__all__ = ["Activations", "Matrix", "isa", "num_threads", "set_num_threads"]

@@ -1,0 +1,36 @@
+// Activation rows, quantised and laid out in the panels that kernels read.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "kernels.hpp"
+#include "pool.hpp"
+
+namespace strata {
+
+// Rows of `k` activations as panels of 8, then 4, 2, 1 rows. The result of a row does not depend on its panel.
+class Activations {
+public:
+    Activations(int rows, int k);
+    Activations(Activations&&) = default;
+
+    int rows() const { return rows_; }
+    int k() const { return k_; }
+    int num_panels() const { return static_cast<int>(panels_.size()); }
+    const Panel& panel(int i) const { return panels_[i]; }
+    int first_row(int i) const { return first_rows_[i]; }
+
+    // Quantises the rows of panel i; `x` is float32 [rows, k], rows `stride` floats apart.
+    void quantize_panel(int i, const float* x, size_t stride, QuantizeBlock quantize);
+    void quantize(const float* x, size_t stride, const Kernels& kernels, Pool& pool);
+
+private:
+    int rows_, k_;
+    std::unique_ptr<uint32_t[]> words_;
+    std::vector<Panel> panels_;
+    std::vector<int> first_rows_;
+};
+
+}  // namespace strata

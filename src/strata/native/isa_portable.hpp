@@ -1,0 +1,138 @@
+// The vector operations that kernel.hpp asks for, in plain C++. Other ISAs offer the same names.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+#include <cstring>
+
+namespace strata {
+
+struct Portable {
+    static constexpr const char* name = "portable";
+    static constexpr int lanes = 8;
+
+    struct Word { uint32_t v[lanes]; };  // four bytes of one row in each lane
+    struct Int { int32_t v[lanes]; };
+    struct Float { float v[lanes]; };
+    struct Bytes16 { uint8_t v[16]; };  // one byte for each row of a tile
+    using Dot = Int;                    // products on the way to an Int
+    using Signed = Word;
+
+    // How many dots may be added up before `Dot` could overflow, for codes of magnitude `max_code`.
+    static constexpr int run(int) { return 8; }
+
+    template <class V, class F>
+    static V each(F f) {
+        V r;
+        for (int i = 0; i < lanes; ++i) r.v[i] = f(i);
+        return r;
+    }
+    static int byte(uint32_t w, int i) { return w >> (8 * i) & 255; }
+    static int signed_byte(uint32_t w, int i) { return static_cast<int8_t>(w >> (8 * i)); }
+    static int low16(uint32_t w) { return static_cast<int16_t>(w); }
+    static int high16(uint32_t w) { return static_cast<int16_t>(w >> 16); }
+
+    static Word load(const uint8_t* p) { Word r; std::memcpy(&r, p, sizeof r); return r; }
+    static Bytes16 load_bytes(const uint8_t* p) { Bytes16 r; std::memcpy(&r, p, 16); return r; }
+    static Bytes16 low_nibbles(Bytes16 b) { for (auto& x : b.v) x &= 15; return b; }
+    static Bytes16 high_nibbles(Bytes16 b) { for (auto& x : b.v) x >>= 4; return b; }
+
+    template <int n> static Word shr(Word a) { return each<Word>([&](int i) { return a.v[i] >> n; }); }
+    template <int n> static Word shl(Word a) { return each<Word>([&](int i) { return a.v[i] << n; }); }
+    // `a & mask` with the same mask in every byte.
+    static Word mask(Word a, uint8_t m) { return each<Word>([&](int i) { return a.v[i] & m * 0x01010101u; }); }
+    static Word either(Word a, Word b) { return each<Word>([&](int i) { return a.v[i] | b.v[i]; }); }
+    // table[b] for each byte b < 16.
+    static Word lookup(const int8_t* table, Word a) {
+        return each<Word>([&](int i) {
+            uint32_t r = 0;
+            for (int j = 0; j < 4; ++j) r |= uint32_t(uint8_t(table[byte(a.v[i], j)])) << (8 * j);
+            return r;
+        });
+    }
+
+    static Int zero() { return Int{}; }
+    static Int add(Int a, Int b) { return each<Int>([&](int i) { return a.v[i] + b.v[i]; }); }
+    static Int sub(Int a, Int b) { return each<Int>([&](int i) { return a.v[i] - b.v[i]; }); }
+
+    // Unsigned codes times signed activation codes, four products added up in each lane.
+    static Dot dot(Word codes, uint32_t a) {
+        return each<Dot>([&](int i) {
+            int32_t s = 0;
+            for (int j = 0; j < 4; ++j) s += byte(codes.v[i], j) * signed_byte(a, j);
+            return s;
+        });
+    }
+    static Signed prepare(Word codes) { return codes; }
+    static Dot dot_signed(Signed codes, uint32_t a) {
+        return each<Dot>([&](int i) {
+            int32_t s = 0;
+            for (int j = 0; j < 4; ++j) s += signed_byte(codes.v[i], j) * signed_byte(a, j);
+            return s;
+        });
+    }
+    static Dot add_dots(Dot a, Dot b) { return add(a, b); }
+    static Int add_dot(Int sum, Dot d) { return add(sum, d); }
+    static Int add_dot(Int sum, Dot d, Int pairs) {
+        return each<Int>([&](int i) { return sum.v[i] + d.v[i] * low16(pairs.v[i]); });
+    }
+
+    // Pairs of int16 in each lane: (a[row], b[row]) for the rows of half `half`.
+    template <bool is_signed>
+    static Int pairs(Bytes16 a, Bytes16 b, int half) {
+        auto widen = [](uint8_t x) { return uint32_t(uint16_t(is_signed ? int16_t(int8_t(x)) : int16_t(x))); };
+        return each<Int>([&](int i) {
+            return int32_t(widen(a.v[half * lanes + i]) | widen(b.v[half * lanes + i]) << 16);
+        });
+    }
+    static Int constant_pairs(int low, int high) {
+        return each<Int>([&](int) { return int32_t(uint32_t(uint16_t(low)) | uint32_t(uint16_t(high)) << 16); });
+    }
+    // Both halves of each pair times 2^n.
+    template <int n> static Int shift_pairs(Int a) {
+        return each<Int>([&](int i) { return int32_t((uint32_t(a.v[i]) & (0xFFFFu >> n) * 0x10001u) << n); });
+    }
+    // sum + low * s_low + high * s_high.
+    static Int multiply_pairs(Int p, uint32_t s) {
+        return each<Int>([&](int i) { return low16(p.v[i]) * low16(s) + high16(p.v[i]) * high16(s); });
+    }
+
+    static Float zero_float() { return Float{}; }
+    static Float broadcast(float x) { return each<Float>([&](int) { return x; }); }
+    static Float to_float(Int a) { return each<Float>([&](int i) { return static_cast<float>(a.v[i]); }); }
+    static Float mul(Float a, Float b) { return each<Float>([&](int i) { return a.v[i] * b.v[i]; }); }
+    static Float add(Float a, Float b) { return each<Float>([&](int i) { return a.v[i] + b.v[i]; }); }
+    static Float sub(Float a, Float b) { return each<Float>([&](int i) { return a.v[i] - b.v[i]; }); }
+    static void store(float* p, Float a) { std::memcpy(p, a.v, sizeof a.v); }
+
+    static float half_to_float(uint16_t h) {
+        uint32_t sign = uint32_t(h & 0x8000) << 16, rest = h & 0x7FFF;
+        if (rest >= 0x7C00) return std::bit_cast<float>(sign | 0x7F800000 | (rest & 0x3FF) << 13);
+        // The exponent's bias differs by 112; the product also normalises subnormal halves.
+        float magnitude = std::bit_cast<float>(rest << 13) * 0x1p112f;
+        return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+    }
+    static Float load_f16(const uint8_t* p) {
+        return each<Float>([&](int i) {
+            uint16_t h;
+            std::memcpy(&h, p + 2 * i, 2);
+            return half_to_float(h);
+        });
+    }
+    // 2^(e - 128): E2M1 values are stored doubled, so the scale is halved.
+    static Float load_e8m0(const uint8_t* p) {
+        return each<Float>([&](int i) {
+            uint32_t e = p[i];
+            return std::bit_cast<float>(e >= 2 ? (e - 1) << 23 : 0x00200000u << e);
+        });
+    }
+    // Half of an unsigned E4M3 number, the top bit ignored; 0x7F stands for zero, as in ggml.
+    static Float load_ue4m3(const uint8_t* p) {
+        return each<Float>([&](int i) {
+            uint32_t bits = p[i] == 127 ? 0u : uint32_t(p[i] & 127) << 20;
+            return std::bit_cast<float>(bits) * 0x1p119f;
+        });
+    }
+};
+
+}  // namespace strata

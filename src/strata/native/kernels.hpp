@@ -1,0 +1,33 @@
+// Tables of kernels, one for each instruction set.
+#pragma once
+
+#include <array>
+
+#include "formats.hpp"
+
+namespace strata {
+
+using MultiplyTile = void (*)(const Tile&, const Panel&, int k, float* out);
+
+using QuantizeBlock = void (*)(const float* x, int n, int8_t* codes, float* scale);
+
+struct Kernels {
+    const char* name;
+    QuantizeBlock quantize;
+    // [format][log2 of the rows in the panel]
+    std::array<std::array<MultiplyTile, 4>, kNumFormats> multiply;
+};
+
+const Kernels& portable_kernels();
+#if defined(STRATA_X86)
+const Kernels& avx2_kernels();
+#endif
+
+// The tables this processor can run, best first; the last one is portable.
+struct Isas {
+    const Kernels* tables[8];
+    int count;
+};
+const Isas& available_isas();
+
+}  // namespace strata

@@ -1,0 +1,84 @@
+// How each quant format lies in memory: the facts that packing and kernels share, known at compile time.
+//
+// A matrix [N, K] is cut in tiles of 16 output rows (N padded up with zero rows). A tile is one run of bytes
+// that holds its planes one after the other: low codes, high codes, float scales, float minima, sub-scales,
+// sub-minima. In every plane the 16 rows are innermost, so that a SIMD lane is a row: sums never cross lanes
+// and float order is the same on every machine. docs/NUMERICS.md has the layout in full.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace strata {
+
+inline constexpr int kTileRows = 16;
+inline constexpr int kActivationBlock = 128;
+inline constexpr int kStep = 32;  // weights of a row that a kernel decodes at once
+
+enum class Scale : uint8_t { f16, e8m0, ue4m3 };       // storage of the float scale
+enum class Sub : uint8_t { none, i8, u8, nibbles };    // integer sub-scale; nibbles: scale low, minimum high
+enum class Minimum : uint8_t { none, f16, sub };       // one float per block, or dmin times integer sub-minima
+enum class Values : uint8_t { linear, signed8, iq4nl, e2m1 };  // what a code stands for
+
+// One format. `offset` is subtracted from every code; `scale_exponent` multiplies the scale by a power of two.
+struct Layout {
+    const char* name;
+    int gguf_block, gguf_bytes;  // weights and bytes of a block in the file
+    int low_bits, high_bits;     // widths of the two code planes
+    Values values;
+    int offset;
+    int max_code;  // largest magnitude that meets an activation code
+    int scale_block;
+    Scale scale;
+    Sub sub;
+    int sub_block;
+    Minimum minimum;
+
+    // Weights whose products are summed in integers.
+    constexpr int span() const { return scale_block < kActivationBlock ? scale_block : kActivationBlock; }
+    constexpr int scale_bytes() const { return scale == Scale::f16 ? 2 : 1; }
+    constexpr bool has_sub() const { return sub != Sub::none; }
+    constexpr bool has_sub_minima_plane() const { return minimum == Minimum::sub && sub != Sub::nibbles; }
+};
+
+// Byte offsets of the planes inside a tile of rows of `k` weights.
+struct TilePlan {
+    size_t low, high, scale, minimum, sub, sub_minimum, bytes;
+};
+
+inline TilePlan plan_tile(const Layout& f, size_t k) {
+    TilePlan p{};
+    size_t at = 0;
+    auto plane = [&at](size_t bytes_per_row) {
+        size_t begin = at;
+        at += bytes_per_row * kTileRows;
+        return begin;
+    };
+    p.low = plane(k * f.low_bits / 8);
+    p.high = plane(k * f.high_bits / 8);
+    p.scale = plane(k / f.scale_block * f.scale_bytes());
+    p.minimum = plane(f.minimum == Minimum::none ? 0 : k / f.scale_block * 2);
+    p.sub = plane(f.has_sub() ? k / f.sub_block : 0);
+    p.sub_minimum = plane(f.has_sub_minima_plane() ? k / f.sub_block : 0);
+    p.bytes = (at + 63) / 64 * 64;
+    return p;
+}
+
+// The bytes of one tile, plane by plane.
+struct Tile {
+    const uint8_t *low, *high, *scale, *minimum, *sub, *sub_minimum;
+};
+
+inline Tile tile_at(const uint8_t* base, const TilePlan& p) {
+    return {base + p.low, base + p.high, base + p.scale, base + p.minimum, base + p.sub, base + p.sub_minimum};
+}
+
+// Up to 8 activation rows, quantised and interleaved: what a kernel reads beside a tile. M = rows.
+struct Panel {
+    int rows;
+    const uint32_t* codes;  // [K / 4][M], four int8 codes in each word
+    const uint32_t* sums;   // [K / 32][M], two int16: the sums of 16 codes and of the next 16
+    const float* scales;    // [ceil(K / 128)][M]
+};
+
+}  // namespace strata

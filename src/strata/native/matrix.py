@@ -1,0 +1,80 @@
+"""Quantised matrices in planes, and products with them."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from strata.native import _core
+
+_ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+
+
+def isa() -> str:
+    """Name of the instruction set whose kernels this process uses."""
+    return _core.isa()
+
+
+def num_threads() -> int:
+    """Threads that share a product, the caller among them."""
+    return _core.num_threads()
+
+
+def set_num_threads(n: int) -> None:
+    """Use `n` threads, 1 to 1024, from the next call on."""
+    _core.set_num_threads(n)
+
+
+def empty_planes(num_bytes: int) -> np.ndarray:
+    """Uninitialised uint8 `[num_bytes]` whose first byte starts a cache line."""
+    buffer = np.empty(num_bytes + _ALIGNMENT, dtype=np.uint8)
+    start = -buffer.ctypes.data % _ALIGNMENT
+    return buffer[start : start + num_bytes]
+
+
+class Activations:
+    """Rows quantised to int8, to be multiplied with any number of matrices.
+
+    Args:
+        x: float32 `[..., num_in]`, `num_in` a multiple of 32.
+    """
+
+    def __init__(self, x: torch.Tensor):
+        self.shape = x.shape[:-1]
+        self.core = _core.quantize(x.reshape(-1, x.shape[-1]).contiguous())
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix `[num_out, num_in]` in the planes of a quant format.
+
+    Args:
+        format: ggml's name of the format.
+        planes: uint8 `[plane bytes]` as docs/NUMERICS.md lays them out; kept, not copied.
+    """
+
+    format: str
+    num_out: int
+    num_in: int
+    planes: np.ndarray
+    core: _core.Matrix
+
+    @classmethod
+    def from_planes(cls, format: str, num_out: int, num_in: int, planes: np.ndarray) -> "Matrix":
+        """Use planes that are packed already; ValueError where their size or the shape does not fit."""
+        return cls(format, num_out, num_in, planes, _core.Matrix(format, num_out, num_in, planes))
+
+    @classmethod
+    def from_gguf(cls, format: str, num_out: int, num_in: int, blocks: np.ndarray) -> "Matrix":
+        """Pack GGUF blocks, uint8 of any shape, into new planes; ValueError where sizes do not fit."""
+        planes = empty_planes(_core.plane_bytes(format, num_out, num_in))
+        _core.pack(format, num_out, num_in, blocks.reshape(-1), planes)
+        return cls.from_planes(format, num_out, num_in, planes)
+
+    def multiply(self, x: Activations | torch.Tensor) -> torch.Tensor:
+        """`x @ W.T` by the numeric contract: float32 `[..., num_in]` -> float32 `[..., num_out]`."""
+        if isinstance(x, torch.Tensor):
+            x = Activations(x)
+        out = torch.empty(x.core.rows, self.num_out)
+        self.core.multiply(x.core, out)
+        return out.view(*x.shape, self.num_out)
