@@ -4,6 +4,8 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cstring>
 #include <limits>
 #include <string>
 
@@ -128,6 +130,23 @@ void set_num_threads(int n) {
     if (n != runtime().pool->num_threads()) runtime().pool = std::make_unique<Pool>(n);
 }
 
+// Fills the codebook `name` from its bytes, in the order of the indices.
+void set_grid(const std::string& name, ReadBytes bytes) {
+    struct Target { const char* name; void* table; size_t bytes; };
+    const Target targets[] = {
+        {"IQ1_S", grids.iq1, sizeof grids.iq1},             {"IQ2_XXS", grids.iq2_xxs, sizeof grids.iq2_xxs},
+        {"IQ2_XS", grids.iq2_xs, sizeof grids.iq2_xs},      {"IQ2_S", grids.iq2_s, sizeof grids.iq2_s},
+        {"IQ3_XXS", grids.iq3_xxs, sizeof grids.iq3_xxs},   {"IQ3_S", grids.iq3_s, sizeof grids.iq3_s},
+    };
+    for (const Target& target : targets) {
+        if (name != target.name) continue;
+        expect("size of the codebook in bytes", bytes.size(), target.bytes);
+        std::memcpy(target.table, bytes.data(), target.bytes);
+        return;
+    }
+    fail("no codebook named " + name);
+}
+
 std::vector<std::string> formats() {
     std::vector<std::string> names;
     for (int i = 0; i < kNumFormats; ++i) names.push_back(format_entry(i).layout.name);
@@ -140,6 +159,7 @@ NB_MODULE(_core, m) {
     m.def("formats", &formats);
     m.def("plane_bytes", &plane_bytes, "format"_a, "num_out"_a, "num_in"_a);
     m.def("pack", &pack, "format"_a, "num_out"_a, "num_in"_a, "blocks"_a, "planes"_a);
+    m.def("set_grid", &set_grid, "name"_a, "bytes"_a);
     m.def("isas", &isas);
     m.def("isa", [] { return std::string(runtime().kernels->name); });
     m.def("use_isa", &use_isa, "name"_a);

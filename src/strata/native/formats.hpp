@@ -5,7 +5,7 @@
 #include <cstring>
 #include <tuple>
 
-#include "layout.hpp"
+#include "grids.hpp"
 
 namespace strata {
 
@@ -251,7 +251,7 @@ struct NVFP4 {
 };
 
 using Formats = std::tuple<Q8_0, Q4_0, Q4_1, Q5_0, Q5_1, Q2_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS,
-                           MXFP4, NVFP4>;
+                           MXFP4, NVFP4, IQ1_S, IQ1_M, IQ2_XXS, IQ2_XS, IQ2_S, IQ3_XXS, IQ3_S>;
 inline constexpr int kNumFormats = std::tuple_size_v<Formats>;
 
 }  // namespace strata

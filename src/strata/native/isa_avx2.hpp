@@ -45,11 +45,32 @@ struct Avx2 {
     static __m256i spread(uint32_t a) { return _mm256_set1_epi32(static_cast<int>(a)); }
     static Dot dot(Word codes, uint32_t a) { return _mm256_maddubs_epi16(codes, spread(a)); }
     static Signed prepare(Word codes) { return {codes, _mm256_abs_epi8(codes)}; }
+    template <int g>
+    static Signed apply_signs(Word magnitudes, Word signs) {
+        // The byte that holds the four bits goes to all four bytes of the lane, and each keeps its own bit.
+        constexpr int at = g / 2;
+        const __m256i spread_byte = _mm256_broadcastsi128_si256(
+            _mm_setr_epi8(at, at, at, at, at + 4, at + 4, at + 4, at + 4, at + 8, at + 8, at + 8, at + 8, at + 12,
+                          at + 12, at + 12, at + 12));
+        const __m256i bits = spread(g % 2 ? 0x80402010u : 0x08040201u);
+        __m256i own = _mm256_and_si256(_mm256_shuffle_epi8(signs, spread_byte), bits);
+        __m256i negative = _mm256_cmpeq_epi8(own, bits);
+        return {_mm256_or_si256(negative, _mm256_set1_epi8(1)), magnitudes};
+    }
     // |code| * (sign(code) * a): -128 is safe as an unsigned magnitude, and a is never -128.
     static Dot dot_signed(Signed codes, uint32_t a) {
         return _mm256_maddubs_epi16(codes.magnitude, _mm256_sign_epi8(spread(a), codes.value));
     }
-    static Dot add_dots(Dot a, Dot b) { return _mm256_add_epi16(a, b); }
+    // GCC would otherwise multiply everything first and add at the end, through the stack.
+    static void add_dots(Dot& a, Dot b) {
+        a = _mm256_add_epi16(a, b);
+        asm volatile("" : "+x"(a));
+    }
+    // Nor should it keep one half's broadcasts for the other half: loading them again is free, spilling is not.
+    static const uint32_t* hide(const uint32_t* p) {
+        asm volatile("" : "+r"(p));
+        return p;
+    }
     static Int add_dot(Int sum, Dot d) { return add(sum, _mm256_madd_epi16(d, _mm256_set1_epi16(1))); }
     static Int add_dot(Int sum, Dot d, Int pairs) { return add(sum, _mm256_madd_epi16(d, pairs)); }
 
@@ -61,7 +82,7 @@ struct Avx2 {
     static Int constant_pairs(int low, int high) {
         return spread(static_cast<uint16_t>(low) | static_cast<uint32_t>(static_cast<uint16_t>(high)) << 16);
     }
-    template <int n> static Int shift_pairs(Int a) { return _mm256_slli_epi16(a, n); }
+    static Int times(Int a, int n) { return _mm256_mullo_epi16(a, _mm256_set1_epi16(static_cast<int16_t>(n))); }
     static Int multiply_pairs(Int p, uint32_t s) { return _mm256_madd_epi16(p, spread(s)); }
 
     static Float zero_float() { return _mm256_setzero_ps(); }

@@ -64,6 +64,18 @@ struct Portable {
         });
     }
     static Signed prepare(Word codes) { return codes; }
+    // Magnitudes (below 128) with the signs of bits 4g to 4g+3 of each lane.
+    template <int g>
+    static Signed apply_signs(Word magnitudes, Word signs) {
+        return each<Word>([&](int i) {
+            uint32_t r = 0;
+            for (int j = 0; j < 4; ++j) {
+                int x = byte(magnitudes.v[i], j);
+                r |= uint32_t(uint8_t(signs.v[i] >> (4 * g + j) & 1 ? -x : x)) << (8 * j);
+            }
+            return r;
+        });
+    }
     static Dot dot_signed(Signed codes, uint32_t a) {
         return each<Dot>([&](int i) {
             int32_t s = 0;
@@ -71,7 +83,8 @@ struct Portable {
             return s;
         });
     }
-    static Dot add_dots(Dot a, Dot b) { return add(a, b); }
+    static void add_dots(Dot& a, Dot b) { a = add(a, b); }
+    static const uint32_t* hide(const uint32_t* p) { return p; }  // a hint that only some compilers need
     static Int add_dot(Int sum, Dot d) { return add(sum, d); }
     static Int add_dot(Int sum, Dot d, Int pairs) {
         return each<Int>([&](int i) { return sum.v[i] + d.v[i] * low16(pairs.v[i]); });
@@ -88,11 +101,13 @@ struct Portable {
     static Int constant_pairs(int low, int high) {
         return each<Int>([&](int) { return int32_t(uint32_t(uint16_t(low)) | uint32_t(uint16_t(high)) << 16); });
     }
-    // Both halves of each pair times 2^n.
-    template <int n> static Int shift_pairs(Int a) {
-        return each<Int>([&](int i) { return int32_t((uint32_t(a.v[i]) & (0xFFFFu >> n) * 0x10001u) << n); });
+    // Both halves of each pair times n, as int16.
+    static Int times(Int a, int n) {
+        return each<Int>([&](int i) {
+            return int32_t(uint32_t(uint16_t(low16(a.v[i]) * n)) | uint32_t(uint16_t(high16(a.v[i]) * n)) << 16);
+        });
     }
-    // sum + low * s_low + high * s_high.
+    // low * s_low + high * s_high.
     static Int multiply_pairs(Int p, uint32_t s) {
         return each<Int>([&](int i) { return low16(p.v[i]) * low16(s) + high16(p.v[i]) * high16(s); });
     }

@@ -5,6 +5,8 @@
 // of two sets would be merged by the linker, and the wrong one could run.
 #pragma once
 
+#include <type_traits>
+
 #include "formats.hpp"
 #include "kernels.hpp"
 
@@ -33,7 +35,9 @@ struct TileKernel {
     static constexpr int parts = f.span() < kStep ? kStep / f.span() : 1;  // spans in a step
     static constexpr int sub_block = f.has_sub() ? f.sub_block : f.span() < kStep ? f.span() : kStep;
     static constexpr int groups = (sub_block < kStep ? sub_block : kStep) / 4;  // words of four codes
-    static constexpr bool is_signed = f.values == Values::signed8 || f.values == Values::iq4nl;
+    static constexpr bool is_signed =
+        f.values == Values::signed8 || f.values == Values::iq4nl || f.values == Values::sign_bits;
+    static constexpr bool is_grid = f.grid.weights != 0;
     static constexpr int run = I::run(f.max_code) < groups ? I::run(f.max_code) : groups;
     static constexpr bool sub_signed = f.sub == Sub::i8;
     static_assert(f.span() % kStep == 0 || kStep % f.span() == 0);
@@ -41,6 +45,7 @@ struct TileKernel {
     using Word = typename I::Word;
     using Int = typename I::Int;
     using Float = typename I::Float;
+    using Code = std::conditional_t<is_signed, typename I::Signed, Word>;
 
     // Groups 0..7 (four codes each) of 32 weights, from a plane of `bits` per code, moved up by `up` bits.
     template <int bits, int up, int g>
@@ -54,13 +59,48 @@ struct TileKernel {
     }
 
     template <int g>
-    static STRATA_INLINE void load_codes(const Tile& t, int step, int half, Word* codes) {
-        Word w = group<f.low_bits, 0, g>(t.low, step, half);
-        if constexpr (f.high_bits > 0) w = I::either(w, group<f.high_bits, f.low_bits, g>(t.high, step, half));
-        if constexpr (f.values == Values::iq4nl) w = I::lookup(kIq4nl, w);
-        if constexpr (f.values == Values::e2m1) w = I::lookup(kE2m1, w);
-        codes[g] = w;
-        if constexpr (g < 7) load_codes<g + 1>(t, step, half, codes);
+    static STRATA_INLINE void load_codes(const Tile& t, const GridStep& grid, int step, int half, Code* codes) {
+        if constexpr (is_grid) {
+            Word w = I::load(reinterpret_cast<const uint8_t*>(grid.codes[g] + half * I::lanes));
+            if constexpr (is_signed)
+                codes[g] = I::template apply_signs<g>(w, I::load(t.high + step * 64 + half * lane_bytes));
+            else
+                codes[g] = w;
+        } else {
+            Word w = group<f.low_bits, 0, g>(t.low, step, half);
+            if constexpr (f.high_bits > 0)
+                w = I::either(w, group<f.high_bits, f.low_bits, g>(t.high, step, half));
+            if constexpr (f.values == Values::iq4nl) w = I::lookup(kIq4nl, w);
+            if constexpr (f.values == Values::e2m1) w = I::lookup(kE2m1, w);
+            if constexpr (is_signed)
+                codes[g] = I::prepare(w);
+            else
+                codes[g] = w;
+        }
+        if constexpr (g < 7) load_codes<g + 1>(t, grid, step, half, codes);
+    }
+
+    // Looks up 32 weights of 16 rows. Scalar: a table load for each index beats a gather instruction.
+    static STRATA_INLINE void load_grid(const Tile& t, int step, GridStep& out) {
+        if constexpr (is_grid) {
+            constexpr int entries = kStep / f.grid.weights;
+            const uint8_t* index = t.low + step * entries * kTileRows;
+            for (int row = 0; row < kTileRows; ++row) {
+                int extra = F::extra(t.extra, step, row);
+                STRATA_UNROLL
+                for (int e = 0; e < entries; ++e) {
+                    auto weights = F::entry(index[e * kTileRows + row], extra, e);
+                    if constexpr (f.grid.weights == 8) {
+                        out.codes[2 * e][row] = static_cast<uint32_t>(weights);
+                        out.codes[2 * e + 1][row] = static_cast<uint32_t>(weights >> 32);
+                    } else {
+                        out.codes[e][row] = weights;
+                    }
+                }
+                for (int part = 0; part < kStep / f.sub_block; ++part)
+                    out.sub[part][row] = static_cast<uint8_t>(2 * F::sub(t.sub, extra, step, row, part) + 1);
+            }
+        }
     }
 
     static STRATA_INLINE typename I::Bytes16 sub_bytes(const uint8_t* plane, int index, bool minimum) {
@@ -68,6 +108,9 @@ struct TileKernel {
         if constexpr (f.sub == Sub::nibbles) return minimum ? I::high_nibbles(b) : I::low_nibbles(b);
         return b;
     }
+
+    // Grid formats have the sub-scales of the current step in front of them, all others those of the tile.
+    static STRATA_INLINE int sub_step(int step) { return is_grid ? 0 : step; }
 
     // The sub-scales (or sub-minima) that meet the two sums of 16 activation codes of a step.
     static STRATA_INLINE Int step_pairs(const uint8_t* plane, int step, int half, bool minimum) {
@@ -78,7 +121,7 @@ struct TileKernel {
     }
 
     // sum += (sub-scale *) dot product of groups [begin, begin + groups) with each activation row.
-    static STRATA_INLINE void add_products(const Word* codes, const uint32_t* a, int begin, const Int* scale,
+    static STRATA_INLINE void add_products(const Code* codes, const uint32_t* a, int begin, const Int* scale,
                                            Int* sum) {
         STRATA_UNROLL
         for (int g = begin; g < begin + groups; g += run) {
@@ -88,12 +131,11 @@ struct TileKernel {
             for (int j = 0; j < run; ++j) {
                 const uint32_t* x = a + (g + j) * M;
                 if constexpr (is_signed) {
-                    auto w = I::prepare(codes[g + j]);
                     STRATA_UNROLL
-                    for (int m = 0; m < M; ++m) dots[m] = I::add_dots(dots[m], I::dot_signed(w, x[m]));
+                    for (int m = 0; m < M; ++m) I::add_dots(dots[m], I::dot_signed(codes[g + j], x[m]));
                 } else {
                     STRATA_UNROLL
-                    for (int m = 0; m < M; ++m) dots[m] = I::add_dots(dots[m], I::dot(codes[g + j], x[m]));
+                    for (int m = 0; m < M; ++m) I::add_dots(dots[m], I::dot(codes[g + j], x[m]));
                 }
             }
             STRATA_UNROLL
@@ -108,8 +150,7 @@ struct TileKernel {
         if constexpr (f.offset != 0) {
             Int pairs;
             if constexpr (f.has_sub()) {
-                constexpr int log2 = f.offset == 4 ? 2 : f.offset == 32 ? 5 : -1;
-                pairs = I::template shift_pairs<log2>(step_pairs(t.sub, step, half, false));
+                pairs = I::times(step_pairs(t.sub, sub_step(step), half, false), f.offset);
             } else {
                 pairs = I::constant_pairs(parts == 2 && part == 1 ? 0 : f.offset,
                                           parts == 2 && part == 0 ? 0 : f.offset);
@@ -131,6 +172,7 @@ struct TileKernel {
         const uint8_t* p = t.scale + (block * kTileRows + half * I::lanes) * f.scale_bytes();
         Float scale;
         if constexpr (f.scale == Scale::f16) scale = I::load_f16(p);
+        if constexpr (is_grid && f.grid.scale_factor != 1) scale = I::mul(scale, I::broadcast(f.grid.scale_factor));
         if constexpr (f.scale == Scale::e8m0) scale = I::load_e8m0(p);
         if constexpr (f.scale == Scale::ue4m3) scale = I::load_ue4m3(p);
         STRATA_UNROLL
@@ -149,7 +191,10 @@ struct TileKernel {
     }
 
     // out[m * 16 + row] = the product of weight row `row` with activation row m.
-    static void multiply(const Tile& t, const Panel& p, int k, float* out) {
+    static void multiply(const Tile& tile, const Panel& p, int k, float* out) {
+        Tile t = tile;
+        GridStep grid;
+        if constexpr (is_grid) t.sub = grid.sub[0];
         Float total[halves][M];
         for (auto& half : total)
             for (auto& x : half) x = I::zero_float();
@@ -159,11 +204,12 @@ struct TileKernel {
             for (int h = 0; h < halves; ++h)
                 for (int m = 0; m < M; ++m) sum[h][m] = minimum[h][m] = I::zero();
             for (int step = first; step < first + steps; ++step) {
-                const uint32_t* a = p.codes + step * 8 * M;
+                load_grid(tile, step, grid);
                 STRATA_UNROLL
                 for (int h = 0; h < halves; ++h) {
-                    Word codes[8];
-                    load_codes<0>(t, step, h, codes);
+                    const uint32_t* a = I::hide(p.codes + step * 8 * M);
+                    Code codes[8];
+                    load_codes<0>(t, grid, step, h, codes);
                     multiply_step(t, p, step, h, codes, a, sum[h], minimum[h]);
                     if constexpr (parts == 2) finish_parts(t, p, step, h, codes, a, scales, total[h]);
                 }
@@ -179,7 +225,7 @@ struct TileKernel {
     }
 
     // A step whose span is at least as long as the step.
-    static STRATA_INLINE void multiply_step(const Tile& t, const Panel& p, int step, int half, const Word* codes,
+    static STRATA_INLINE void multiply_step(const Tile& t, const Panel& p, int step, int half, const Code* codes,
                                             const uint32_t* a, Int* sum, Int* minimum) {
         if constexpr (parts == 1) {
             constexpr int per_step = kStep / sub_block;
@@ -187,7 +233,7 @@ struct TileKernel {
             for (int s = 0; s < per_step; ++s) {
                 Int scale = I::zero();
                 if constexpr (f.has_sub()) {
-                    auto bytes = sub_bytes(t.sub, step * per_step + s, false);
+                    auto bytes = sub_bytes(t.sub, sub_step(step) * per_step + s, false);
                     scale = I::template pairs<sub_signed>(bytes, bytes, half);
                 }
                 add_products(codes, a, s * groups, &scale, sum);
@@ -197,7 +243,7 @@ struct TileKernel {
     }
 
     // A step of two spans: each ends its integer part on its own.
-    static STRATA_INLINE void finish_parts(const Tile& t, const Panel& p, int step, int half, const Word* codes,
+    static STRATA_INLINE void finish_parts(const Tile& t, const Panel& p, int step, int half, const Code* codes,
                                            const uint32_t* a, const float* scales, Float* total) {
         STRATA_UNROLL
         for (int part = 0; part < 2; ++part) {

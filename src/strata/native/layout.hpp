@@ -2,7 +2,7 @@
 //
 // A matrix [N, K] is cut in tiles of 16 output rows (N padded up with zero rows). A tile is one run of bytes
 // that holds its planes one after the other: low codes, high codes, float scales, float minima, sub-scales,
-// sub-minima. In every plane the 16 rows are innermost, so that a SIMD lane is a row: sums never cross lanes
+// sub-minima, upper bits of codebook indices. In every plane the 16 rows are innermost, so that a SIMD lane is a row: sums never cross lanes
 // and float order is the same on every machine. docs/NUMERICS.md has the layout in full.
 #pragma once
 
@@ -16,11 +16,20 @@ inline constexpr int kActivationBlock = 128;
 inline constexpr int kStep = 32;  // weights of a row that a kernel decodes at once
 
 enum class Scale : uint8_t { f16, e8m0, ue4m3 };       // storage of the float scale
-enum class Sub : uint8_t { none, i8, u8, nibbles };    // integer sub-scale; nibbles: scale low, minimum high
+// Integer sub-scale; nibbles: scale low, minimum high; grid: 2 * s + 1, packed as the format has it.
+enum class Sub : uint8_t { none, i8, u8, nibbles, grid };
 enum class Minimum : uint8_t { none, f16, sub };       // one float per block, or dmin times integer sub-minima
-enum class Values : uint8_t { linear, signed8, iq4nl, e2m1 };  // what a code stands for
+// What a code stands for; sign_bits: a magnitude, with a plane of signs.
+enum class Values : uint8_t { linear, signed8, iq4nl, e2m1, sign_bits };
 
-// One format. `offset` is subtracted from every code; `scale_exponent` multiplies the scale by a power of two.
+// Codebook formats: weights named by an index byte, bits for each 32 weights in the planes `extra` and `sub`, and the
+// power of two that the scale is multiplied with. `weights` is 0 for all other formats.
+struct GridLayout {
+    int weights, extra_bits, sub_bits;
+    float scale_factor;
+};
+
+// One format. `offset` is subtracted from every code.
 struct Layout {
     const char* name;
     int gguf_block, gguf_bytes;  // weights and bytes of a block in the file
@@ -33,6 +42,7 @@ struct Layout {
     Sub sub;
     int sub_block;
     Minimum minimum;
+    GridLayout grid = {};
 
     // Weights whose products are summed in integers.
     constexpr int span() const { return scale_block < kActivationBlock ? scale_block : kActivationBlock; }
@@ -43,7 +53,7 @@ struct Layout {
 
 // Byte offsets of the planes inside a tile of rows of `k` weights.
 struct TilePlan {
-    size_t low, high, scale, minimum, sub, sub_minimum, bytes;
+    size_t low, high, scale, minimum, sub, sub_minimum, extra, bytes;
 };
 
 inline TilePlan plan_tile(const Layout& f, size_t k) {
@@ -58,19 +68,21 @@ inline TilePlan plan_tile(const Layout& f, size_t k) {
     p.high = plane(k * f.high_bits / 8);
     p.scale = plane(k / f.scale_block * f.scale_bytes());
     p.minimum = plane(f.minimum == Minimum::none ? 0 : k / f.scale_block * 2);
-    p.sub = plane(f.has_sub() ? k / f.sub_block : 0);
+    p.sub = plane(f.grid.weights ? k * f.grid.sub_bits / 256 : f.has_sub() ? k / f.sub_block : 0);
     p.sub_minimum = plane(f.has_sub_minima_plane() ? k / f.sub_block : 0);
+    p.extra = plane(k * f.grid.extra_bits / 256);
     p.bytes = (at + 63) / 64 * 64;
     return p;
 }
 
 // The bytes of one tile, plane by plane.
 struct Tile {
-    const uint8_t *low, *high, *scale, *minimum, *sub, *sub_minimum;
+    const uint8_t *low, *high, *scale, *minimum, *sub, *sub_minimum, *extra;
 };
 
 inline Tile tile_at(const uint8_t* base, const TilePlan& p) {
-    return {base + p.low, base + p.high, base + p.scale, base + p.minimum, base + p.sub, base + p.sub_minimum};
+    return {base + p.low, base + p.high, base + p.scale, base + p.minimum, base + p.sub, base + p.sub_minimum,
+            base + p.extra};
 }
 
 // Up to 8 activation rows, quantised and interleaved: what a kernel reads beside a tile. M = rows.

@@ -1,12 +1,15 @@
 """Quantised matrices in planes, and products with them."""
 
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import torch
 
+from strata.formats.quants.grid import GRID, grid
 from strata.native import _core
 
+GRID_NAMES = frozenset(f.name for f in GRID)
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
@@ -30,6 +33,15 @@ def empty_planes(num_bytes: int) -> np.ndarray:
     buffer = np.empty(num_bytes + _ALIGNMENT, dtype=np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
     return buffer[start : start + num_bytes]
+
+
+@cache
+def _load_grid(name: str) -> None:
+    """Hand the codebook of a format to the kernels, as magnitudes (IQ1: 8 * weight + 8)."""
+    weights = grid(name)
+    if name == "IQ1_S":
+        weights = 8 * weights + 8
+    _core.set_grid(name, weights.astype(np.uint8).reshape(-1))
 
 
 class Activations:
@@ -62,6 +74,8 @@ class Matrix:
     @classmethod
     def from_planes(cls, format: str, num_out: int, num_in: int, planes: np.ndarray) -> "Matrix":
         """Use planes that are packed already; ValueError where their size or the shape does not fit."""
+        if format in GRID_NAMES:
+            _load_grid("IQ1_S" if format == "IQ1_M" else format)
         return cls(format, num_out, num_in, planes, _core.Matrix(format, num_out, num_in, planes))
 
     @classmethod

@@ -29,6 +29,26 @@ inline void pack_plane(const uint8_t* codes, int n, uint8_t* plane) {
 }
 
 template <class F>
+void pack_grid_row(const uint8_t* blocks, int k, int row, uint8_t* tile) {
+    constexpr Layout f = F::layout;
+    constexpr int indices = 256 / f.grid.weights, subs = f.grid.sub_bits;  // 8 steps of sub_bits each are as many bytes
+    constexpr int extra_bytes = f.grid.extra_bits == 16 ? 2 : 1, extras = f.grid.extra_bits / extra_bytes;
+    TilePlan p = plan_tile(f, k);
+    GridBlock g;
+    for (int b = 0; b < k / 256; ++b) {
+        F::unpack(blocks + static_cast<size_t>(b) * f.gguf_bytes, g);
+        for (int i = 0; i < indices; ++i) tile[p.low + (b * indices + i) * kTileRows + row] = g.index[i];
+        if constexpr (f.high_bits > 0)
+            for (int i = 0; i < 8; ++i)
+                std::memcpy(tile + p.high + ((b * 8 + i) * kTileRows + row) * 4, &g.signs[i], 4);
+        std::memcpy(tile + p.scale + (b * kTileRows + row) * 2, &g.scale, 2);
+        for (int i = 0; i < subs; ++i) tile[p.sub + (b * subs + i) * kTileRows + row] = g.sub[i];
+        for (int i = 0; i < extras; ++i)
+            std::memcpy(tile + p.extra + ((b * extras + i) * kTileRows + row) * extra_bytes, &g.extra[i], extra_bytes);
+    }
+}
+
+template <class F>
 void pack_row(const uint8_t* blocks, int k, int row, uint8_t* tile) {
     constexpr Layout f = F::layout;
     constexpr int scales = f.gguf_block / f.scale_block;
@@ -60,7 +80,12 @@ void pack_tile(const uint8_t* blocks, int rows, int k, uint8_t* tile) {
     TilePlan p = plan_tile(F::layout, k);
     size_t row_bytes = static_cast<size_t>(k) / F::layout.gguf_block * F::layout.gguf_bytes;
     if (rows < kTileRows) std::memset(tile, 0, p.bytes);
-    for (int row = 0; row < rows; ++row) pack_row<F>(blocks + row * row_bytes, k, row, tile);
+    for (int row = 0; row < rows; ++row) {
+        if constexpr (F::layout.grid.weights)
+            pack_grid_row<F>(blocks + row * row_bytes, k, row, tile);
+        else
+            pack_row<F>(blocks + row * row_bytes, k, row, tile);
+    }
 }
 
 template <class... F>

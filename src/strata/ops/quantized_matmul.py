@@ -1,4 +1,4 @@
-"""Product of activations with a quantised matrix: the reference of the numeric contract (docs/NUMERICS.md)."""
+"""Product of activations with a quantised matrix: the reference of docs/NUMERICS.md."""
 
 import numpy as np
 

@@ -18,7 +18,7 @@ _IQ1_DELTA = np.array([0.125, -0.125], dtype=np.float32)
 
 
 @cache
-def _grid(name: str) -> np.ndarray:
+def grid(name: str) -> np.ndarray:
     """The codebook of a format as float32 `[entries, weights per entry]`."""
     from gguf import quants
 
@@ -47,30 +47,30 @@ def _seven_bit_signs(words: np.ndarray) -> np.ndarray:
 def _iq2_xxs(blocks: np.ndarray) -> np.ndarray:
     groups = blocks["groups"]
     scales = column(blocks["d"]) * (np.float32(0.5) + f32(groups["signs"] >> 28)) * np.float32(0.25)
-    return _scaled(scales, _grid("IQ2_XXS")[groups["qs"]] * _seven_bit_signs(groups["signs"]))
+    return _scaled(scales, grid("IQ2_XXS")[groups["qs"]] * _seven_bit_signs(groups["signs"]))
 
 
 def _iq2_xs(blocks: np.ndarray) -> np.ndarray:
     codes = blocks["qs"]
-    return _scaled(_iq2_scales(blocks), _grid("IQ2_XS")[codes & 511] * _EVEN_SIGNS[codes >> 9])
+    return _scaled(_iq2_scales(blocks), grid("IQ2_XS")[codes & 511] * _EVEN_SIGNS[codes >> 9])
 
 
 def _iq2_s(blocks: np.ndarray) -> np.ndarray:
     codes = blocks["qs"] | unpack(blocks["qh"], 2, 1).astype(np.uint16) << 8
-    return _scaled(_iq2_scales(blocks), _grid("IQ2_S")[codes] * _SIGNS[blocks["signs"]])
+    return _scaled(_iq2_scales(blocks), grid("IQ2_S")[codes] * _SIGNS[blocks["signs"]])
 
 
 def _iq3_xxs(blocks: np.ndarray) -> np.ndarray:
     words = blocks["signs"]
     scales = column(blocks["d"]) * (np.float32(0.5) + f32(words >> 28)) * np.float32(0.5)
-    weights = _grid("IQ3_XXS")[blocks["qs"]].reshape(blocks.size, 8, 4, 8)
+    weights = grid("IQ3_XXS")[blocks["qs"]].reshape(blocks.size, 8, 4, 8)
     return _scaled(scales, weights * _seven_bit_signs(words))
 
 
 def _iq3_s(blocks: np.ndarray) -> np.ndarray:
     codes = blocks["qs"] | unpack(blocks["qh"], 1, 1).astype(np.uint16) << 8
     scales = column(blocks["d"]) * f32(1 + 2 * unpack(blocks["scales"], 4, 1))
-    weights = _grid("IQ3_S")[codes].reshape(blocks.size, 32, 8)
+    weights = grid("IQ3_S")[codes].reshape(blocks.size, 32, 8)
     return _scaled(scales, weights * _SIGNS[blocks["signs"]])
 
 
@@ -79,7 +79,7 @@ def _iq1_s(blocks: np.ndarray) -> np.ndarray:
     high = (qh[:, :, None] >> np.array([0, 3, 6, 9], dtype=np.uint16) & 7) << 8
     codes = blocks["qs"].reshape(-1, 8, 4) | high
     scales = column(blocks["d"]) * f32(2 * (qh >> 12 & 7) + 1)
-    return _scaled(scales, _grid("IQ1_S")[codes] + _IQ1_DELTA[qh >> 15][:, :, None, None])
+    return _scaled(scales, grid("IQ1_S")[codes] + _IQ1_DELTA[qh >> 15][:, :, None, None])
 
 
 def _iq1_m(blocks: np.ndarray) -> np.ndarray:
@@ -90,7 +90,7 @@ def _iq1_m(blocks: np.ndarray) -> np.ndarray:
     scales = (packed[:, :, None] >> np.array([0, 3, 6, 9], dtype=np.uint16) & 7).reshape(-1, 16)
     high = unpack(blocks["qh"], 4, 1)
     codes = blocks["qs"] | (high & 7).astype(np.uint16) << 8
-    weights = _grid("IQ1_S")[codes] + _IQ1_DELTA[high >> 3][:, :, None]
+    weights = grid("IQ1_S")[codes] + _IQ1_DELTA[high >> 3][:, :, None]
     return _scaled(column(d) * f32(2 * scales + 1), weights)
 
 

@@ -12,6 +12,7 @@ import numpy as np
 from strata.errors import UnsupportedModelError
 from strata.formats.quants import FORMATS
 from strata.formats.quants.base import f32, unpack
+from strata.formats.quants.grid import _EVEN_SIGNS, _SIGNS, _seven_bit_signs, grid
 from strata.formats.quants.k import _six_bit_scales
 from strata.formats.quants.scaled import _five_bits
 from strata.formats.quants.table import _E2M1_DOUBLED, _E8M0, _NONLINEAR, _UE4M3
@@ -88,6 +89,55 @@ def _iq4_xs(b: np.ndarray) -> Parts:
     return {"codes": _NONLINEAR[_four_bits(b)], "scales": f32(b["d"]), "subscales": subscales}
 
 
+def _grid_parts(d: np.ndarray, factor: float, subscales: np.ndarray, codes: np.ndarray) -> Parts:
+    """`factor` is a power of two, so that the scale stays exact; stored sub-scales s stand for 2 s + 1."""
+    scales = f32(d) * np.float32(factor)
+    return {"codes": codes, "scales": scales, "subscales": 2 * subscales.astype(np.int32) + 1}
+
+
+def _iq2_xxs(b: np.ndarray) -> Parts:
+    groups = b["groups"]
+    codes = grid("IQ2_XXS")[groups["qs"]] * _seven_bit_signs(groups["signs"])
+    return _grid_parts(b["d"], 1 / 8, groups["signs"] >> 28, codes)
+
+
+def _iq2_xs(b: np.ndarray) -> Parts:
+    codes = grid("IQ2_XS")[b["qs"] & 511] * _EVEN_SIGNS[b["qs"] >> 9]
+    return _grid_parts(b["d"], 1 / 8, unpack(b["scales"], 4, 1), codes)
+
+
+def _iq2_s(b: np.ndarray) -> Parts:
+    index = b["qs"] | unpack(b["qh"], 2, 1).astype(np.uint16) << 8
+    return _grid_parts(b["d"], 1 / 8, unpack(b["scales"], 4, 1), grid("IQ2_S")[index] * _SIGNS[b["signs"]])
+
+
+def _iq3_xxs(b: np.ndarray) -> Parts:
+    magnitudes = grid("IQ3_XXS")[b["qs"]].reshape(b.size, 8, 4, 8)
+    return _grid_parts(b["d"], 1 / 4, b["signs"] >> 28, magnitudes * _seven_bit_signs(b["signs"]))
+
+
+def _iq3_s(b: np.ndarray) -> Parts:
+    index = b["qs"] | unpack(b["qh"], 1, 1).astype(np.uint16) << 8
+    magnitudes = grid("IQ3_S")[index].reshape(b.size, 32, 8)
+    return _grid_parts(b["d"], 1, unpack(b["scales"], 4, 1), magnitudes * _SIGNS[b["signs"]])
+
+
+def _iq1_s(b: np.ndarray) -> Parts:
+    qh = b["qh"]
+    index = b["qs"].reshape(-1, 8, 4) | (qh[:, :, None] >> np.array([0, 3, 6, 9], dtype=np.uint16) & 7) << 8
+    codes = 8 * grid("IQ1_S")[index] + np.where(qh >> 15, -1, 1)[:, :, None, None]
+    return _grid_parts(b["d"], 1 / 8, qh >> 12 & 7, codes)
+
+
+def _iq1_m(b: np.ndarray) -> Parts:
+    packed, high = b["scales"], unpack(b["qh"], 4, 1)
+    d = (packed >> 12 << np.array([0, 4, 8, 12], dtype=np.uint16)).sum(axis=1, dtype=np.uint16)
+    subscales = packed[:, :, None] >> np.array([0, 3, 6, 9], dtype=np.uint16) & 7
+    index = b["qs"] | (high & 7).astype(np.uint16) << 8
+    codes = 8 * grid("IQ1_S")[index] + np.where(high >> 3, -1, 1)[:, :, None]
+    return _grid_parts(d.view(np.float16), 1 / 8, subscales, codes)
+
+
 _DECODERS: dict[str, Callable[[np.ndarray], Parts]] = {
     "Q8_0": _linear(lambda b: b["qs"], 0),
     "Q4_0": _linear(_four_bits, 8),
@@ -104,6 +154,13 @@ _DECODERS: dict[str, Callable[[np.ndarray], Parts]] = {
     "IQ4_XS": _iq4_xs,
     "MXFP4": lambda b: {"codes": _E2M1_DOUBLED[_four_bits(b)], "scales": _E8M0[b["e"]]},
     "NVFP4": lambda b: {"codes": _E2M1_DOUBLED[unpack(b["qs"], 4, 8)], "scales": _UE4M3[b["d"]]},
+    "IQ1_S": _iq1_s,
+    "IQ1_M": _iq1_m,
+    "IQ2_XXS": _iq2_xxs,
+    "IQ2_XS": _iq2_xs,
+    "IQ2_S": _iq2_s,
+    "IQ3_XXS": _iq3_xxs,
+    "IQ3_S": _iq3_s,
 }
 
 INTEGER_FORMATS = tuple(_DECODERS)

@@ -1,0 +1,32 @@
+// The feed-forward experts of one layer: gate and up, SiLU, requantise, down, for rows that each name some experts.
+#pragma once
+
+#include <vector>
+
+#include "runtime.hpp"
+
+namespace strata {
+
+// Matrices of one role (gate, up or down) for all experts, `stride` bytes of planes apart.
+struct ExpertMatrices {
+    Matrix first;
+    size_t stride;
+    int count;
+
+    Matrix at(int expert) const {
+        Matrix m = first;
+        m.planes += static_cast<size_t>(expert) * stride;
+        return m;
+    }
+};
+
+struct ExpertLayer {
+    ExpertMatrices gate, up, down;  // [ff, width], [ff, width], [width, ff]
+};
+
+// out[row] = sum over slots, ascending, of weights[row, slot] * expert(ids[row, slot])(x[row]).
+// x and out: float32 [rows, width]; ids: int32 [rows, slots], each below the number of experts; weights: float32.
+void run_experts(Runtime& runtime, const ExpertLayer& layer, const float* x, const int32_t* ids,
+                 const float* weights, int rows, int slots, float* out);
+
+}  // namespace strata
