@@ -3,6 +3,7 @@
 The extension module `_core` is built from the C++ beside this file. docs/NUMERICS.md is its contract.
 """
 
+from strata.native.experts import ExpertPlanes, Experts
 from strata.native.matrix import Activations, Matrix, isa, num_threads, set_num_threads
 
-__all__ = ["Activations", "Matrix", "isa", "num_threads", "set_num_threads"]
+__all__ = ["Activations", "ExpertPlanes", "Experts", "Matrix", "isa", "num_threads", "set_num_threads"]

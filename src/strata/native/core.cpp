@@ -9,7 +9,7 @@
 #include <limits>
 #include <string>
 
-#include "runtime.hpp"
+#include "experts.hpp"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -95,6 +95,50 @@ struct BoundMatrix {
     }
 };
 
+using Ids = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ReadPlanes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+ExpertMatrices expert_matrices(const std::string& name, int64_t n, int64_t k, const ReadPlanes& planes) {
+    Matrix first(checked_format(name, n, k), static_cast<int>(n), static_cast<int>(k), planes.data());
+    expect("size of an expert's planes in bytes", planes.shape(1), first.bytes());
+    return {first, planes.shape(1), static_cast<int>(planes.shape(0))};
+}
+
+// The experts of a layer; keeps the buffers of their planes, uint8 [experts, plane bytes], alive.
+struct BoundExperts {
+    ReadPlanes gate_planes, up_planes, down_planes;
+    ExpertLayer layer;
+
+    BoundExperts(int64_t width, int64_t ff, const std::string& gate_format, ReadPlanes gate,
+                 const std::string& up_format, ReadPlanes up, const std::string& down_format, ReadPlanes down)
+        : gate_planes(gate), up_planes(up), down_planes(down),
+          layer{expert_matrices(gate_format, ff, width, gate), expert_matrices(up_format, ff, width, up),
+                expert_matrices(down_format, width, ff, down)} {
+        expect("number of up experts", layer.up.count, layer.gate.count);
+        expect("number of down experts", layer.down.count, layer.gate.count);
+    }
+
+    void run(ReadFloats x, Ids ids, ReadFloats weights, Floats out) const {
+        size_t rows = x.shape(0), slots = ids.shape(1);
+        expect("number of activations in a row", x.shape(1), layer.gate.first.k);
+        expect("rows of the output", out.shape(0), rows);
+        expect("columns of the output", out.shape(1), layer.gate.first.k);
+        expect("rows of the expert ids", ids.shape(0), rows);
+        expect("rows of the weights", weights.shape(0), rows);
+        expect("columns of the weights", weights.shape(1), slots);
+        const int32_t* id = ids.data();
+        for (size_t i = 0; i < rows * slots; ++i)
+            if (id[i] < 0 || id[i] >= layer.gate.count)
+                fail("expert id is " + std::to_string(id[i]) + ", expected 0 to " +
+                     std::to_string(layer.gate.count - 1));
+        const float *from = x.data(), *w = weights.data();
+        float* to = out.data();
+        nb::gil_scoped_release release;
+        std::lock_guard lock(runtime().mutex);
+        run_experts(runtime(), layer, from, id, w, static_cast<int>(rows), static_cast<int>(slots), to);
+    }
+};
+
 Activations quantize(ReadFloats x) {
     size_t rows = x.shape(0), k = x.shape(1);
     if (k == 0 || k % kStep || k > std::numeric_limits<int>::max() / 64 || rows > 1 << 24)
@@ -174,4 +218,9 @@ NB_MODULE(_core, m) {
         .def(nb::init<const std::string&, int64_t, int64_t, ReadBytes>(), "format"_a, "num_out"_a, "num_in"_a,
              "planes"_a)
         .def("multiply", &BoundMatrix::multiply, "x"_a, "out"_a);
+    nb::class_<BoundExperts>(m, "Experts")
+        .def(nb::init<int64_t, int64_t, const std::string&, ReadPlanes, const std::string&, ReadPlanes,
+                      const std::string&, ReadPlanes>(),
+             "width"_a, "ff"_a, "gate_format"_a, "gate"_a, "up_format"_a, "up"_a, "down_format"_a, "down"_a)
+        .def("run", &BoundExperts::run, "x"_a, "ids"_a, "weights"_a, "out"_a);
 }

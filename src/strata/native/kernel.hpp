@@ -280,6 +280,31 @@ void quantize_block(const float* x, int n, int8_t* codes, float* scale) {
     }
 }
 
+// exp(x) in multiplications and additions: Cody-Waite reduction and the polynomial of Cephes' expf. Beyond 88
+// and -87 it stays where it was there. A NaN stays a NaN.
+template <class I>
+STRATA_INLINE float exponential(float x) {
+    x = x > 88.0f ? 88.0f : x < -87.0f ? -87.0f : x;
+    float shifted = x * 1.44269504f + 0x1.8p23f;  // the low bits of the sum are round(x / ln 2)
+    float n = shifted - 0x1.8p23f;
+    float r = (x - n * 0.693359375f) - n * -2.12194440e-4f;
+    float p = 1.9875691500e-4f;
+    p = p * r + 1.3981999507e-3f;
+    p = p * r + 8.3334519073e-3f;
+    p = p * r + 4.1665795894e-2f;
+    p = p * r + 1.6666665459e-1f;
+    p = p * r + 5.0000001201e-1f;
+    float y = (p * (r * r) + r) + 1.0f;
+    uint32_t power = (__builtin_bit_cast(uint32_t, shifted) - 0x4B400000u + 127u) << 23;
+    return y * __builtin_bit_cast(float, power);
+}
+
+// gate[i] = silu(gate[i]) * up[i], silu(x) = x / (1 + exp(-x)).
+template <class I>
+void swiglu(float* gate, const float* up, int n) {
+    for (int i = 0; i < n; ++i) gate[i] = gate[i] / (1.0f + exponential<I>(-gate[i])) * up[i];
+}
+
 template <class F, class I>
 constexpr std::array<MultiplyTile, 4> kernels_of_format() {
     return {&TileKernel<F, I, 1>::multiply, &TileKernel<F, I, 2>::multiply, &TileKernel<F, I, 4>::multiply,
@@ -288,7 +313,7 @@ constexpr std::array<MultiplyTile, 4> kernels_of_format() {
 
 template <class I, class... F>
 constexpr Kernels make_kernels(std::tuple<F...>*) {
-    return {I::name, &quantize_block<I>, {kernels_of_format<F, I>()...}};
+    return {I::name, &quantize_block<I>, &swiglu<I>, {kernels_of_format<F, I>()...}};
 }
 
 }  // namespace strata

@@ -11,9 +11,12 @@ using MultiplyTile = void (*)(const Tile&, const Panel&, int k, float* out);
 
 using QuantizeBlock = void (*)(const float* x, int n, int8_t* codes, float* scale);
 
+using Swiglu = void (*)(float* gate, const float* up, int n);
+
 struct Kernels {
     const char* name;
     QuantizeBlock quantize;
+    Swiglu swiglu;
     // [format][log2 of the rows in the panel]
     std::array<std::array<MultiplyTile, 4>, kNumFormats> multiply;
 };

@@ -9,7 +9,7 @@ import torch
 from strata.formats.quants.grid import GRID, grid
 from strata.native import _core
 
-GRID_NAMES = frozenset(f.name for f in GRID)
+_GRID_NAMES = frozenset(f.name for f in GRID)
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
@@ -36,8 +36,11 @@ def empty_planes(num_bytes: int) -> np.ndarray:
 
 
 @cache
-def _load_grid(name: str) -> None:
-    """Hand the codebook of a format to the kernels, as magnitudes (IQ1: 8 * weight + 8)."""
+def load_codebook(format: str) -> None:
+    """Hand the kernels the codebook of `format`, where it has one, as magnitudes (IQ1: 8 * weight + 8)."""
+    if format not in _GRID_NAMES:
+        return
+    name = "IQ1_S" if format == "IQ1_M" else format
     weights = grid(name)
     if name == "IQ1_S":
         weights = 8 * weights + 8
@@ -74,8 +77,7 @@ class Matrix:
     @classmethod
     def from_planes(cls, format: str, num_out: int, num_in: int, planes: np.ndarray) -> "Matrix":
         """Use planes that are packed already; ValueError where their size or the shape does not fit."""
-        if format in GRID_NAMES:
-            _load_grid("IQ1_S" if format == "IQ1_M" else format)
+        load_codebook(format)
         return cls(format, num_out, num_in, planes, _core.Matrix(format, num_out, num_in, planes))
 
     @classmethod

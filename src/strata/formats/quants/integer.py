@@ -62,9 +62,8 @@ def _q3_k(b: np.ndarray) -> Parts:
     packed = b["scales"]
     subscales = unpack(packed[:, :8], 4, 8) | unpack(packed[:, 8:], 2, 4) << np.uint8(4)
     codes = unpack(b["qs"], 2, 32) | unpack(b["hmask"], 1, 32) << np.uint8(2)
-    return {
-        "codes": codes.astype(np.int32) - 4, "scales": f32(b["d"]), "subscales": subscales.astype(np.int32) - 32,
-    }  # fmt: skip
+    subscales = subscales.astype(np.int32) - 32
+    return {"codes": codes.astype(np.int32) - 4, "scales": f32(b["d"]), "subscales": subscales}
 
 
 def _q45_k(b: np.ndarray) -> Parts:

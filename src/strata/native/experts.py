@@ -1,0 +1,53 @@
+"""The feed-forward experts of a layer as one native call."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from strata.native import _core
+from strata.native.matrix import load_codebook
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertPlanes:
+    """One matrix of every expert, in planes.
+
+    Args:
+        format: ggml's name of the quant format.
+        planes: uint8 `[experts, plane bytes]`, kept, not copied.
+    """
+
+    format: str
+    planes: np.ndarray
+
+
+class Experts:
+    """Experts of one layer: `down(silu(gate(x)) * up(x))`, with quantised activations (docs/NUMERICS.md).
+
+    Args:
+        width: length of a row in and out.
+        ff: an expert's inner length.
+        gate: matrices `[ff, width]`.
+        up: matrices `[ff, width]`.
+        down: matrices `[width, ff]`.
+    """
+
+    def __init__(self, width: int, ff: int, gate: ExpertPlanes, up: ExpertPlanes, down: ExpertPlanes):
+        arguments: list[str | np.ndarray] = []
+        for matrices in (gate, up, down):
+            load_codebook(matrices.format)
+            arguments += [matrices.format, matrices.planes]
+        self.core = _core.Experts(width, ff, *arguments)
+
+    def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        """The weighed sum of each row's experts, in the order of its slots.
+
+        Args:
+            x: float32 `[rows, width]`.
+            ids: int64 or int32 `[rows, slots]`; ValueError where an expert does not exist.
+            weights: float32 `[rows, slots]`.
+        """
+        out = torch.empty_like(x, memory_format=torch.contiguous_format)
+        self.core.run(x.contiguous(), ids.to(torch.int32).contiguous(), weights.contiguous(), out)
+        return out
