@@ -33,10 +33,17 @@ inline void unpack_nibbles(const uint8_t* p, uint8_t* codes) {
     }
 }
 
-// Adds bit i of a little-endian 32-bit mask to code i at position `at`.
+// Adds bit i of a little-endian 32-bit mask to code i at position `at`, eight codes at a time.
 template <int at>
 inline void add_mask_bits(const uint8_t* mask, uint8_t* codes) {
-    for (int i = 0; i < 32; ++i) codes[i] |= (mask[i / 8] >> (i % 8) & 1) << at;
+    constexpr uint64_t ones = 0x0101010101010101u, diagonal = 0x8040201008040201u;
+    for (int i = 0; i < 4; ++i) {
+        uint64_t set = (mask[i] * ones & diagonal) + 0x7F7F7F7F7F7F7F7Fu;  // bit 7 of byte j: bit j of the mask
+        uint64_t eight;
+        std::memcpy(&eight, codes + i * 8, 8);
+        eight |= (set >> 7 & ones) << at;
+        std::memcpy(codes + i * 8, &eight, 8);
+    }
 }
 
 struct Q8_0 {
@@ -105,7 +112,10 @@ struct Q2_0 {
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
-        for (int i = 0; i < 64; ++i) u.codes[i] = b[2 + i / 4] >> (i % 4 * 2) & 3;
+        for (int i = 0; i < 16; ++i) {
+            uint32_t x = b[2 + i], four = (x | x << 6 | x << 12 | x << 18) & 0x03030303;
+            std::memcpy(u.codes + i * 4, &four, 4);
+        }
     }
 };
 

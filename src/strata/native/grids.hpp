@@ -2,7 +2,6 @@
 // Block layouts: ggml `ggml-common.h`; the readable decoders are in strata/formats/quants/grid.py.
 #pragma once
 
-#include <bit>
 #include <cstring>
 
 #include "layout.hpp"
@@ -39,12 +38,17 @@ inline T load_as(const uint8_t* p) {
     return v;
 }
 
-// Seven stored sign bits; the eighth makes the number of negative weights even.
-inline uint32_t even_signs(uint32_t seven) { return seven | (std::popcount(seven) & 1u) << 7; }
+// Seven stored sign bits in each byte; the eighth makes the number of negative weights even.
+inline uint32_t even_signs(uint32_t seven) {
+    uint32_t parity = (seven ^ seven >> 4) & 0x0F0F0F0F;
+    parity ^= parity >> 2;
+    parity = (parity ^ parity >> 1) & 0x01010101;
+    return seven | parity << 7;
+}
 
 inline uint32_t even_sign_word(uint32_t packed) {
-    return even_signs(packed & 127) | even_signs(packed >> 7 & 127) << 8 | even_signs(packed >> 14 & 127) << 16 |
-           even_signs(packed >> 21 & 127) << 24;
+    return even_signs((packed & 0x7F) | (packed << 1 & 0x7F00) | (packed << 2 & 0x7F0000) |
+                      (packed << 3 & 0x7F000000));
 }
 
 constexpr Layout grid_layout(const char* name, int bytes, int max_code, int sub_block, GridLayout grid) {

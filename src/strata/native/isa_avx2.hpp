@@ -38,6 +38,21 @@ struct Avx2 {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), a);
     }
 
+    // Lane i becomes entry(i), a uint32.
+    template <class Entry>
+    static void store_words(uint32_t* p, const Entry& entry) {
+        __m256i w = _mm256_setr_epi32(entry(0), entry(1), entry(2), entry(3), entry(4), entry(5), entry(6), entry(7));
+        _mm256_store_si256(reinterpret_cast<__m256i*>(p), w);
+    }
+    // Lane i of `low` and `high` becomes the low and the high half of entry(i), a uint64.
+    template <class Entry>
+    static void store_pairs(uint32_t* low, uint32_t* high, const Entry& entry) {
+        __m256 a = _mm256_castsi256_ps(_mm256_setr_epi64x(entry(0), entry(1), entry(4), entry(5)));
+        __m256 b = _mm256_castsi256_ps(_mm256_setr_epi64x(entry(2), entry(3), entry(6), entry(7)));
+        _mm256_store_ps(reinterpret_cast<float*>(low), _mm256_shuffle_ps(a, b, 0x88));
+        _mm256_store_ps(reinterpret_cast<float*>(high), _mm256_shuffle_ps(a, b, 0xDD));
+    }
+
     static Int zero() { return _mm256_setzero_si256(); }
     static Int add(Int a, Int b) { return _mm256_add_epi32(a, b); }
     static Int sub(Int a, Int b) { return _mm256_sub_epi32(a, b); }

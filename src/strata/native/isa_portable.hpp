@@ -51,6 +51,21 @@ struct Portable {
         });
     }
 
+    // Lane i becomes entry(i), a uint32.
+    template <class Entry>
+    static void store_words(uint32_t* p, const Entry& entry) {
+        for (int i = 0; i < lanes; ++i) p[i] = entry(i);
+    }
+    // Lane i of `low` and `high` becomes the low and the high half of entry(i), a uint64.
+    template <class Entry>
+    static void store_pairs(uint32_t* low, uint32_t* high, const Entry& entry) {
+        for (int i = 0; i < lanes; ++i) {
+            uint64_t e = entry(i);
+            low[i] = static_cast<uint32_t>(e);
+            high[i] = static_cast<uint32_t>(e >> 32);
+        }
+    }
+
     static Int zero() { return Int{}; }
     static Int add(Int a, Int b) { return each<Int>([&](int i) { return a.v[i] + b.v[i]; }); }
     static Int sub(Int a, Int b) { return each<Int>([&](int i) { return a.v[i] - b.v[i]; }); }
@@ -84,7 +99,7 @@ struct Portable {
         });
     }
     static void add_dots(Dot& a, Dot b) { a = add(a, b); }
-    static const uint32_t* hide(const uint32_t* p) { return p; }  // a hint that only some compilers need
+    static const uint32_t* hide(const uint32_t* p) { return p; }  // a hint for other compilers' registers
     static Int add_dot(Int sum, Dot d) { return add(sum, d); }
     static Int add_dot(Int sum, Dot d, Int pairs) {
         return each<Int>([&](int i) { return sum.v[i] + d.v[i] * low16(pairs.v[i]); });
