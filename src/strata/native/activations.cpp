@@ -36,7 +36,8 @@ void Activations::quantize_panel(int i, const float* x, size_t stride, QuantizeB
         for (int first = 0; first < k_; first += kActivationBlock) {
             int n = std::min(kActivationBlock, k_ - first);
             quantize(row + first, n, block, &scales[first / kActivationBlock * p.rows + m]);
-            for (int j = 0; j < n / 4; ++j) std::memcpy(&codes[(first / 4 + j) * p.rows + m], block + j * 4, 4);
+            for (int j = 0; j < n / 4; ++j)
+                std::memcpy(&codes[(first / 4 + j) * p.rows + m], block + j * 4, 4);
             for (int s = 0; s < n / kStep; ++s) {
                 int pair[2] = {0, 0};
                 for (int j = 0; j < kStep; ++j) pair[j / 16] += block[s * kStep + j];

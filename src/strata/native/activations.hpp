@@ -10,7 +10,8 @@
 
 namespace strata {
 
-// Rows of `k` activations as panels of 8, then 4, 2, 1 rows. The result of a row does not depend on its panel.
+// Rows of `k` activations as panels of 8, then 4, 2, 1 rows. The result of a row does not depend on its
+// panel.
 class Activations {
 public:
     Activations(int rows, int k);

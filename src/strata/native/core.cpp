@@ -25,7 +25,8 @@ using ReadFloats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::devic
 [[noreturn]] void fail(const std::string& message) { throw nb::value_error(message.c_str()); }
 
 void expect(const char* what, size_t got, size_t want) {
-    if (got != want) fail(std::string(what) + " is " + std::to_string(got) + ", expected " + std::to_string(want));
+    if (got != want)
+        fail(std::string(what) + " is " + std::to_string(got) + ", expected " + std::to_string(want));
 }
 
 int format_index(const std::string& name) {
@@ -111,7 +112,9 @@ struct BoundExperts {
 
     BoundExperts(int64_t width, int64_t ff, const std::string& gate_format, ReadPlanes gate,
                  const std::string& up_format, ReadPlanes up, const std::string& down_format, ReadPlanes down)
-        : gate_planes(gate), up_planes(up), down_planes(down),
+        : gate_planes(gate),
+          up_planes(up),
+          down_planes(down),
           layer{expert_matrices(gate_format, ff, width, gate), expert_matrices(up_format, ff, width, up),
                 expert_matrices(down_format, width, ff, down)} {
         expect("number of up experts", layer.up.count, layer.gate.count);
@@ -176,11 +179,15 @@ void set_num_threads(int n) {
 
 // Fills the codebook `name` from its bytes, in the order of the indices.
 void set_grid(const std::string& name, ReadBytes bytes) {
-    struct Target { const char* name; void* table; size_t bytes; };
+    struct Target {
+        const char* name;
+        void* table;
+        size_t bytes;
+    };
     const Target targets[] = {
-        {"IQ1_S", grids.iq1, sizeof grids.iq1},             {"IQ2_XXS", grids.iq2_xxs, sizeof grids.iq2_xxs},
-        {"IQ2_XS", grids.iq2_xs, sizeof grids.iq2_xs},      {"IQ2_S", grids.iq2_s, sizeof grids.iq2_s},
-        {"IQ3_XXS", grids.iq3_xxs, sizeof grids.iq3_xxs},   {"IQ3_S", grids.iq3_s, sizeof grids.iq3_s},
+        {"IQ1_S", grids.iq1, sizeof grids.iq1},           {"IQ2_XXS", grids.iq2_xxs, sizeof grids.iq2_xxs},
+        {"IQ2_XS", grids.iq2_xs, sizeof grids.iq2_xs},    {"IQ2_S", grids.iq2_s, sizeof grids.iq2_s},
+        {"IQ3_XXS", grids.iq3_xxs, sizeof grids.iq3_xxs}, {"IQ3_S", grids.iq3_s, sizeof grids.iq3_s},
     };
     for (const Target& target : targets) {
         if (name != target.name) continue;

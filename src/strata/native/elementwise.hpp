@@ -1,4 +1,5 @@
-// Loops over activations, plain C++ that compilers turn into vectors: one instantiation for each instruction set.
+// Loops over activations, plain C++ that compilers turn into vectors: one instantiation for each instruction
+// set.
 #pragma once
 
 #include <cstdint>

@@ -1,4 +1,5 @@
-// The feed-forward experts of one layer: gate and up, SiLU, requantise, down, for rows that each name some experts.
+// The feed-forward experts of one layer: gate and up, SiLU, requantise, down, for rows that each name some
+// experts.
 #pragma once
 
 #include <vector>
@@ -25,7 +26,8 @@ struct ExpertLayer {
 };
 
 // out[row] = sum over slots, ascending, of weights[row, slot] * expert(ids[row, slot])(x[row]).
-// x and out: float32 [rows, width]; ids: int32 [rows, slots], each below the number of experts; weights: float32.
+// x and out: float32 [rows, width]; ids: int32 [rows, slots], each below the number of experts; weights:
+// float32.
 void run_experts(Runtime& runtime, const ExpertLayer& layer, const float* x, const int32_t* ids,
                  const float* weights, int rows, int slots, float* out);
 

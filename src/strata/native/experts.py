@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from strata.native import _core
-from strata.native.matrix import load_codebook
+from strata.native.matrix import as_rows, load_codebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +48,6 @@ class Experts:
             ids: int64 or int32 `[rows, slots]`; ValueError where an expert does not exist.
             weights: float32 `[rows, slots]`.
         """
-        out = torch.empty_like(x, memory_format=torch.contiguous_format)
-        self.core.run(x.contiguous(), ids.to(torch.int32).contiguous(), weights.contiguous(), out)
-        return out
+        out = np.empty(x.shape, dtype=np.float32)
+        self.core.run(as_rows(x), as_rows(ids.to(torch.int32)), as_rows(weights), out)
+        return torch.from_numpy(out)

@@ -18,11 +18,7 @@ struct Unpacked {
     uint16_t minimum[1];
 };
 
-inline uint16_t load_u16(const uint8_t* p) {
-    uint16_t v;
-    std::memcpy(&v, p, 2);
-    return v;
-}
+inline uint16_t load_u16(const uint8_t* p) { return load_as<uint16_t>(p); }
 
 // Nibbles of 2 * n weights in n bytes: first the low halves, then the high halves.
 template <int n>
@@ -38,7 +34,8 @@ template <int at>
 inline void add_mask_bits(const uint8_t* mask, uint8_t* codes) {
     constexpr uint64_t ones = 0x0101010101010101u, diagonal = 0x8040201008040201u;
     for (int i = 0; i < 4; ++i) {
-        uint64_t set = (mask[i] * ones & diagonal) + 0x7F7F7F7F7F7F7F7Fu;  // bit 7 of byte j: bit j of the mask
+        uint64_t set =
+            (mask[i] * ones & diagonal) + 0x7F7F7F7F7F7F7F7Fu;  // bit 7 of byte j: bit j of the mask
         uint64_t eight;
         std::memcpy(&eight, codes + i * 8, 8);
         eight |= (set >> 7 & ones) << at;
@@ -47,9 +44,18 @@ inline void add_mask_bits(const uint8_t* mask, uint8_t* codes) {
 }
 
 struct Q8_0 {
-    static constexpr Layout layout{.name = "Q8_0", .gguf_block = 32, .gguf_bytes = 34, .low_bits = 8,
-                                   .high_bits = 0, .values = Values::signed8, .offset = 0, .max_code = 128,
-                                   .scale_block = 32, .scale = Scale::f16, .sub = Sub::none, .sub_block = 32,
+    static constexpr Layout layout{.name = "Q8_0",
+                                   .gguf_block = 32,
+                                   .gguf_bytes = 34,
+                                   .low_bits = 8,
+                                   .high_bits = 0,
+                                   .values = Values::signed8,
+                                   .offset = 0,
+                                   .max_code = 128,
+                                   .scale_block = 32,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::none,
+                                   .sub_block = 32,
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
@@ -58,9 +64,18 @@ struct Q8_0 {
 };
 
 struct Q4_0 {
-    static constexpr Layout layout{.name = "Q4_0", .gguf_block = 32, .gguf_bytes = 18, .low_bits = 4,
-                                   .high_bits = 0, .values = Values::linear, .offset = 8, .max_code = 15,
-                                   .scale_block = 32, .scale = Scale::f16, .sub = Sub::none, .sub_block = 32,
+    static constexpr Layout layout{.name = "Q4_0",
+                                   .gguf_block = 32,
+                                   .gguf_bytes = 18,
+                                   .low_bits = 4,
+                                   .high_bits = 0,
+                                   .values = Values::linear,
+                                   .offset = 8,
+                                   .max_code = 15,
+                                   .scale_block = 32,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::none,
+                                   .sub_block = 32,
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
@@ -69,9 +84,18 @@ struct Q4_0 {
 };
 
 struct Q4_1 {
-    static constexpr Layout layout{.name = "Q4_1", .gguf_block = 32, .gguf_bytes = 20, .low_bits = 4,
-                                   .high_bits = 0, .values = Values::linear, .offset = 0, .max_code = 15,
-                                   .scale_block = 32, .scale = Scale::f16, .sub = Sub::none, .sub_block = 32,
+    static constexpr Layout layout{.name = "Q4_1",
+                                   .gguf_block = 32,
+                                   .gguf_bytes = 20,
+                                   .low_bits = 4,
+                                   .high_bits = 0,
+                                   .values = Values::linear,
+                                   .offset = 0,
+                                   .max_code = 15,
+                                   .scale_block = 32,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::none,
+                                   .sub_block = 32,
                                    .minimum = Minimum::f16};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
@@ -81,9 +105,18 @@ struct Q4_1 {
 };
 
 struct Q5_0 {
-    static constexpr Layout layout{.name = "Q5_0", .gguf_block = 32, .gguf_bytes = 22, .low_bits = 4,
-                                   .high_bits = 1, .values = Values::linear, .offset = 16, .max_code = 31,
-                                   .scale_block = 32, .scale = Scale::f16, .sub = Sub::none, .sub_block = 32,
+    static constexpr Layout layout{.name = "Q5_0",
+                                   .gguf_block = 32,
+                                   .gguf_bytes = 22,
+                                   .low_bits = 4,
+                                   .high_bits = 1,
+                                   .values = Values::linear,
+                                   .offset = 16,
+                                   .max_code = 31,
+                                   .scale_block = 32,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::none,
+                                   .sub_block = 32,
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
@@ -93,9 +126,18 @@ struct Q5_0 {
 };
 
 struct Q5_1 {
-    static constexpr Layout layout{.name = "Q5_1", .gguf_block = 32, .gguf_bytes = 24, .low_bits = 4,
-                                   .high_bits = 1, .values = Values::linear, .offset = 0, .max_code = 31,
-                                   .scale_block = 32, .scale = Scale::f16, .sub = Sub::none, .sub_block = 32,
+    static constexpr Layout layout{.name = "Q5_1",
+                                   .gguf_block = 32,
+                                   .gguf_bytes = 24,
+                                   .low_bits = 4,
+                                   .high_bits = 1,
+                                   .values = Values::linear,
+                                   .offset = 0,
+                                   .max_code = 31,
+                                   .scale_block = 32,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::none,
+                                   .sub_block = 32,
                                    .minimum = Minimum::f16};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
@@ -106,9 +148,18 @@ struct Q5_1 {
 };
 
 struct Q2_0 {
-    static constexpr Layout layout{.name = "Q2_0", .gguf_block = 64, .gguf_bytes = 18, .low_bits = 2,
-                                   .high_bits = 0, .values = Values::linear, .offset = 1, .max_code = 3,
-                                   .scale_block = 64, .scale = Scale::f16, .sub = Sub::none, .sub_block = 64,
+    static constexpr Layout layout{.name = "Q2_0",
+                                   .gguf_block = 64,
+                                   .gguf_bytes = 18,
+                                   .low_bits = 2,
+                                   .high_bits = 0,
+                                   .values = Values::linear,
+                                   .offset = 1,
+                                   .max_code = 3,
+                                   .scale_block = 64,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::none,
+                                   .sub_block = 64,
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
@@ -120,10 +171,19 @@ struct Q2_0 {
 };
 
 struct Q2_K {
-    static constexpr Layout layout{.name = "Q2_K", .gguf_block = 256, .gguf_bytes = 84, .low_bits = 2,
-                                   .high_bits = 0, .values = Values::linear, .offset = 0, .max_code = 3,
-                                   .scale_block = 256, .scale = Scale::f16, .sub = Sub::nibbles,
-                                   .sub_block = 16, .minimum = Minimum::sub};
+    static constexpr Layout layout{.name = "Q2_K",
+                                   .gguf_block = 256,
+                                   .gguf_bytes = 84,
+                                   .low_bits = 2,
+                                   .high_bits = 0,
+                                   .values = Values::linear,
+                                   .offset = 0,
+                                   .max_code = 3,
+                                   .scale_block = 256,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::nibbles,
+                                   .sub_block = 16,
+                                   .minimum = Minimum::sub};
     static void unpack(const uint8_t* b, Unpacked& u) {
         std::memcpy(u.sub, b, 16);
         for (int half = 0; half < 2; ++half)
@@ -136,9 +196,18 @@ struct Q2_K {
 };
 
 struct Q3_K {
-    static constexpr Layout layout{.name = "Q3_K", .gguf_block = 256, .gguf_bytes = 110, .low_bits = 2,
-                                   .high_bits = 1, .values = Values::linear, .offset = 4, .max_code = 7,
-                                   .scale_block = 256, .scale = Scale::f16, .sub = Sub::i8, .sub_block = 16,
+    static constexpr Layout layout{.name = "Q3_K",
+                                   .gguf_block = 256,
+                                   .gguf_bytes = 110,
+                                   .low_bits = 2,
+                                   .high_bits = 1,
+                                   .values = Values::linear,
+                                   .offset = 4,
+                                   .max_code = 7,
+                                   .scale_block = 256,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::i8,
+                                   .sub_block = 16,
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         const uint8_t *mask = b, *low = b + 32, *scales = b + 96;
@@ -167,9 +236,18 @@ inline void unpack_six_bit_scales(const uint8_t* p, Unpacked& u) {
 }
 
 struct Q4_K {
-    static constexpr Layout layout{.name = "Q4_K", .gguf_block = 256, .gguf_bytes = 144, .low_bits = 4,
-                                   .high_bits = 0, .values = Values::linear, .offset = 0, .max_code = 15,
-                                   .scale_block = 256, .scale = Scale::f16, .sub = Sub::u8, .sub_block = 32,
+    static constexpr Layout layout{.name = "Q4_K",
+                                   .gguf_block = 256,
+                                   .gguf_bytes = 144,
+                                   .low_bits = 4,
+                                   .high_bits = 0,
+                                   .values = Values::linear,
+                                   .offset = 0,
+                                   .max_code = 15,
+                                   .scale_block = 256,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::u8,
+                                   .sub_block = 32,
                                    .minimum = Minimum::sub};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
@@ -180,9 +258,18 @@ struct Q4_K {
 };
 
 struct Q5_K {
-    static constexpr Layout layout{.name = "Q5_K", .gguf_block = 256, .gguf_bytes = 176, .low_bits = 4,
-                                   .high_bits = 1, .values = Values::linear, .offset = 0, .max_code = 31,
-                                   .scale_block = 256, .scale = Scale::f16, .sub = Sub::u8, .sub_block = 32,
+    static constexpr Layout layout{.name = "Q5_K",
+                                   .gguf_block = 256,
+                                   .gguf_bytes = 176,
+                                   .low_bits = 4,
+                                   .high_bits = 1,
+                                   .values = Values::linear,
+                                   .offset = 0,
+                                   .max_code = 31,
+                                   .scale_block = 256,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::u8,
+                                   .sub_block = 32,
                                    .minimum = Minimum::sub};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
@@ -195,9 +282,18 @@ struct Q5_K {
 };
 
 struct Q6_K {
-    static constexpr Layout layout{.name = "Q6_K", .gguf_block = 256, .gguf_bytes = 210, .low_bits = 4,
-                                   .high_bits = 2, .values = Values::linear, .offset = 32, .max_code = 63,
-                                   .scale_block = 256, .scale = Scale::f16, .sub = Sub::i8, .sub_block = 16,
+    static constexpr Layout layout{.name = "Q6_K",
+                                   .gguf_block = 256,
+                                   .gguf_bytes = 210,
+                                   .low_bits = 4,
+                                   .high_bits = 2,
+                                   .values = Values::linear,
+                                   .offset = 32,
+                                   .max_code = 63,
+                                   .scale_block = 256,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::i8,
+                                   .sub_block = 16,
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         for (int half = 0; half < 2; ++half) {
@@ -213,17 +309,35 @@ struct Q6_K {
 };
 
 struct IQ4_NL {
-    static constexpr Layout layout{.name = "IQ4_NL", .gguf_block = 32, .gguf_bytes = 18, .low_bits = 4,
-                                   .high_bits = 0, .values = Values::iq4nl, .offset = 0, .max_code = 127,
-                                   .scale_block = 32, .scale = Scale::f16, .sub = Sub::none, .sub_block = 32,
+    static constexpr Layout layout{.name = "IQ4_NL",
+                                   .gguf_block = 32,
+                                   .gguf_bytes = 18,
+                                   .low_bits = 4,
+                                   .high_bits = 0,
+                                   .values = Values::iq4nl,
+                                   .offset = 0,
+                                   .max_code = 127,
+                                   .scale_block = 32,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::none,
+                                   .sub_block = 32,
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) { Q4_0::unpack(b, u); }
 };
 
 struct IQ4_XS {
-    static constexpr Layout layout{.name = "IQ4_XS", .gguf_block = 256, .gguf_bytes = 136, .low_bits = 4,
-                                   .high_bits = 0, .values = Values::iq4nl, .offset = 0, .max_code = 127,
-                                   .scale_block = 256, .scale = Scale::f16, .sub = Sub::i8, .sub_block = 32,
+    static constexpr Layout layout{.name = "IQ4_XS",
+                                   .gguf_block = 256,
+                                   .gguf_bytes = 136,
+                                   .low_bits = 4,
+                                   .high_bits = 0,
+                                   .values = Values::iq4nl,
+                                   .offset = 0,
+                                   .max_code = 127,
+                                   .scale_block = 256,
+                                   .scale = Scale::f16,
+                                   .sub = Sub::i8,
+                                   .sub_block = 32,
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = load_u16(b);
@@ -237,9 +351,18 @@ struct IQ4_XS {
 };
 
 struct MXFP4 {
-    static constexpr Layout layout{.name = "MXFP4", .gguf_block = 32, .gguf_bytes = 17, .low_bits = 4,
-                                   .high_bits = 0, .values = Values::e2m1, .offset = 12, .max_code = 24,
-                                   .scale_block = 32, .scale = Scale::e8m0, .sub = Sub::none, .sub_block = 32,
+    static constexpr Layout layout{.name = "MXFP4",
+                                   .gguf_block = 32,
+                                   .gguf_bytes = 17,
+                                   .low_bits = 4,
+                                   .high_bits = 0,
+                                   .values = Values::e2m1,
+                                   .offset = 12,
+                                   .max_code = 24,
+                                   .scale_block = 32,
+                                   .scale = Scale::e8m0,
+                                   .sub = Sub::none,
+                                   .sub_block = 32,
                                    .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         u.scale[0] = b[0];
@@ -248,10 +371,19 @@ struct MXFP4 {
 };
 
 struct NVFP4 {
-    static constexpr Layout layout{.name = "NVFP4", .gguf_block = 64, .gguf_bytes = 36, .low_bits = 4,
-                                   .high_bits = 0, .values = Values::e2m1, .offset = 12, .max_code = 24,
-                                   .scale_block = 16, .scale = Scale::ue4m3, .sub = Sub::none,
-                                   .sub_block = 16, .minimum = Minimum::none};
+    static constexpr Layout layout{.name = "NVFP4",
+                                   .gguf_block = 64,
+                                   .gguf_bytes = 36,
+                                   .low_bits = 4,
+                                   .high_bits = 0,
+                                   .values = Values::e2m1,
+                                   .offset = 12,
+                                   .max_code = 24,
+                                   .scale_block = 16,
+                                   .scale = Scale::ue4m3,
+                                   .sub = Sub::none,
+                                   .sub_block = 16,
+                                   .minimum = Minimum::none};
     static void unpack(const uint8_t* b, Unpacked& u) {
         for (int i = 0; i < 4; ++i) {
             u.scale[i] = b[i];

@@ -1,5 +1,5 @@
-// Codebook formats (IQ1, IQ2, IQ3): an index names 4 or 8 weights of a grid; signs and sub-scales are separate.
-// Block layouts: ggml `ggml-common.h`; the readable decoders are in strata/formats/quants/grid.py.
+// Codebook formats (IQ1, IQ2, IQ3): an index names 4 or 8 weights of a grid; signs and sub-scales are
+// separate. Block layouts: ggml `ggml-common.h`; the readable decoders are in strata/formats/quants/grid.py.
 #pragma once
 
 #include <cstring>
@@ -8,8 +8,8 @@
 
 namespace strata {
 
-// The codebooks, filled once from Python before a matrix of the format is made. A byte is a magnitude; in IQ1,
-// it is 8 * weight + 8, so that it is unsigned too.
+// The codebooks, filled once from Python before a matrix of the format is made. A byte is a magnitude; in
+// IQ1, it is 8 * weight + 8, so that it is unsigned too.
 struct Grids {
     uint64_t iq1[2048], iq2_xxs[256], iq2_xs[512], iq2_s[1024];
     uint32_t iq3_xxs[256], iq3_s[512];
@@ -19,9 +19,9 @@ inline Grids grids;
 // One GGUF block of 256 weights, taken apart for the planes.
 struct GridBlock {
     uint8_t index[64];
-    uint32_t signs[8];   // a set bit: the weight is negative
-    uint16_t extra[8];   // upper bits of the indices of 32 weights (in IQ2_XS of 64)
-    uint8_t sub[8];      // sub-scales of 32 weights (in IQ2_XXS of 64)
+    uint32_t signs[8];  // a set bit: the weight is negative
+    uint16_t extra[8];  // upper bits of the indices of 32 weights (in IQ2_XS of 64)
+    uint8_t sub[8];     // sub-scales of 32 weights (in IQ2_XXS of 64)
     uint16_t scale;
 };
 
@@ -53,10 +53,20 @@ inline uint32_t even_sign_word(uint32_t packed) {
 
 constexpr Layout grid_layout(const char* name, int bytes, int max_code, int sub_block, GridLayout grid) {
     bool iq1 = grid.extra_bits == 16;
-    return {.name = name, .gguf_block = 256, .gguf_bytes = bytes, .low_bits = 8 / grid.weights,
-            .high_bits = iq1 ? 0 : 1, .values = iq1 ? Values::linear : Values::sign_bits, .offset = iq1 ? 9 : 0,
-            .max_code = max_code, .scale_block = 256, .scale = Scale::f16, .sub = Sub::grid,
-            .sub_block = sub_block, .minimum = Minimum::none, .grid = grid};
+    return {.name = name,
+            .gguf_block = 256,
+            .gguf_bytes = bytes,
+            .low_bits = 8 / grid.weights,
+            .high_bits = iq1 ? 0 : 1,
+            .values = iq1 ? Values::linear : Values::sign_bits,
+            .offset = iq1 ? 9 : 0,
+            .max_code = max_code,
+            .scale_block = 256,
+            .scale = Scale::f16,
+            .sub = Sub::grid,
+            .sub_block = sub_block,
+            .minimum = Minimum::none,
+            .grid = grid};
 }
 
 struct IQ2_XXS {
@@ -113,13 +123,17 @@ struct IQ2_S : NibbleSubs {
         for (int i = 0; i < 8; ++i) g.extra[i] = b[66 + i];
         std::memcpy(g.sub, b + 74, 8);
     }
-    static uint64_t entry(int index, int extra, int i) { return grids.iq2_s[index | (extra >> 2 * i & 3) << 8]; }
+    static uint64_t entry(int index, int extra, int i) {
+        return grids.iq2_s[index | (extra >> 2 * i & 3) << 8];
+    }
     static int extra(const uint8_t* plane, int step, int row) { return plane[step * kTileRows + row]; }
 };
 
 // One byte of sub-scale for every 32 weights.
 struct ByteSubs {
-    static int sub(const uint8_t* plane, int, int step, int row, int) { return plane[step * kTileRows + row]; }
+    static int sub(const uint8_t* plane, int, int step, int row, int) {
+        return plane[step * kTileRows + row];
+    }
 };
 
 struct IQ3_XXS : ByteSubs {
@@ -168,7 +182,9 @@ struct IQ1_S {
         std::memcpy(g.index, b + 2, 32);
         std::memcpy(g.extra, b + 34, 16);
     }
-    static uint64_t entry(int index, int extra, int i) { return iq1_entry(index, extra >> 3 * i & 7, extra >> 15); }
+    static uint64_t entry(int index, int extra, int i) {
+        return iq1_entry(index, extra >> 3 * i & 7, extra >> 15);
+    }
     static int extra(const uint8_t* plane, int step, int row) { return load_extra16(plane, step, row); }
     static int sub(const uint8_t*, int extra, int, int, int) { return extra >> 12 & 7; }
 };

@@ -16,7 +16,9 @@ struct Avx2 {
     using Float = __m256;
     using Bytes16 = __m128i;
     using Dot = __m256i;  // two int16 in each lane
-    struct Signed { __m256i value, magnitude; };
+    struct Signed {
+        __m256i value, magnitude;
+    };
 
     // vpmaddubsw adds two products in an int16: at most 2 * 127 * max_code.
     static constexpr int run(int max_code) {
@@ -25,13 +27,23 @@ struct Avx2 {
     }
 
     static Word load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-    static Bytes16 load_bytes(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
+    static Bytes16 load_bytes(const uint8_t* p) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    }
     static Bytes16 low_nibbles(Bytes16 b) { return _mm_and_si128(b, _mm_set1_epi8(15)); }
     static Bytes16 high_nibbles(Bytes16 b) { return _mm_and_si128(_mm_srli_epi16(b, 4), _mm_set1_epi8(15)); }
 
-    template <int n> static Word shr(Word a) { return _mm256_srli_epi32(a, n); }
-    template <int n> static Word shl(Word a) { return _mm256_slli_epi32(a, n); }
-    static Word mask(Word a, uint8_t m) { return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(m))); }
+    template <int n>
+    static Word shr(Word a) {
+        return _mm256_srli_epi32(a, n);
+    }
+    template <int n>
+    static Word shl(Word a) {
+        return _mm256_slli_epi32(a, n);
+    }
+    static Word mask(Word a, uint8_t m) {
+        return _mm256_and_si256(a, _mm256_set1_epi8(static_cast<char>(m)));
+    }
     static Word either(Word a, Word b) { return _mm256_or_si256(a, b); }
     static Word lookup(const int8_t* table, Word a) {
         __m128i t = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
@@ -41,7 +53,8 @@ struct Avx2 {
     // Lane i becomes entry(i), a uint32.
     template <class Entry>
     static void store_words(uint32_t* p, const Entry& entry) {
-        __m256i w = _mm256_setr_epi32(entry(0), entry(1), entry(2), entry(3), entry(4), entry(5), entry(6), entry(7));
+        __m256i w =
+            _mm256_setr_epi32(entry(0), entry(1), entry(2), entry(3), entry(4), entry(5), entry(6), entry(7));
         _mm256_store_si256(reinterpret_cast<__m256i*>(p), w);
     }
     // Lane i of `low` and `high` becomes the low and the high half of entry(i), a uint64.
@@ -65,8 +78,8 @@ struct Avx2 {
         // The byte that holds the four bits goes to all four bytes of the lane, and each keeps its own bit.
         constexpr int at = g / 2;
         const __m256i spread_byte = _mm256_broadcastsi128_si256(
-            _mm_setr_epi8(at, at, at, at, at + 4, at + 4, at + 4, at + 4, at + 8, at + 8, at + 8, at + 8, at + 12,
-                          at + 12, at + 12, at + 12));
+            _mm_setr_epi8(at, at, at, at, at + 4, at + 4, at + 4, at + 4, at + 8, at + 8, at + 8, at + 8,
+                          at + 12, at + 12, at + 12, at + 12));
         const __m256i bits = spread(g % 2 ? 0x80402010u : 0x08040201u);
         __m256i own = _mm256_and_si256(_mm256_shuffle_epi8(signs, spread_byte), bits);
         __m256i negative = _mm256_cmpeq_epi8(own, bits);
@@ -81,7 +94,8 @@ struct Avx2 {
         a = _mm256_add_epi16(a, b);
         asm volatile("" : "+x"(a));
     }
-    // Nor should it keep one half's broadcasts for the other half: loading them again is free, spilling is not.
+    // Nor should it keep one half's broadcasts for the other half: loading them again is free, spilling is
+    // not.
     static const uint32_t* hide(const uint32_t* p) {
         asm volatile("" : "+r"(p));
         return p;
@@ -97,7 +111,9 @@ struct Avx2 {
     static Int constant_pairs(int low, int high) {
         return spread(static_cast<uint16_t>(low) | static_cast<uint32_t>(static_cast<uint16_t>(high)) << 16);
     }
-    static Int times(Int a, int n) { return _mm256_mullo_epi16(a, _mm256_set1_epi16(static_cast<int16_t>(n))); }
+    static Int times(Int a, int n) {
+        return _mm256_mullo_epi16(a, _mm256_set1_epi16(static_cast<int16_t>(n)));
+    }
     static Int multiply_pairs(Int p, uint32_t s) { return _mm256_madd_epi16(p, spread(s)); }
 
     static Float zero_float() { return _mm256_setzero_ps(); }

@@ -11,11 +11,19 @@ struct Portable {
     static constexpr const char* name = "portable";
     static constexpr int lanes = 8;
 
-    struct Word { uint32_t v[lanes]; };  // four bytes of one row in each lane
-    struct Int { int32_t v[lanes]; };
-    struct Float { float v[lanes]; };
-    struct Bytes16 { uint8_t v[16]; };  // one byte for each row of a tile
-    using Dot = Int;                    // products on the way to an Int
+    struct Word {
+        uint32_t v[lanes];
+    };  // four bytes of one row in each lane
+    struct Int {
+        int32_t v[lanes];
+    };
+    struct Float {
+        float v[lanes];
+    };
+    struct Bytes16 {
+        uint8_t v[16];
+    };                // one byte for each row of a tile
+    using Dot = Int;  // products on the way to an Int
     using Signed = Word;
 
     // How many dots may be added up before `Dot` could overflow, for codes of magnitude `max_code`.
@@ -32,16 +40,40 @@ struct Portable {
     static int low16(uint32_t w) { return static_cast<int16_t>(w); }
     static int high16(uint32_t w) { return static_cast<int16_t>(w >> 16); }
 
-    static Word load(const uint8_t* p) { Word r; std::memcpy(&r, p, sizeof r); return r; }
-    static Bytes16 load_bytes(const uint8_t* p) { Bytes16 r; std::memcpy(&r, p, 16); return r; }
-    static Bytes16 low_nibbles(Bytes16 b) { for (auto& x : b.v) x &= 15; return b; }
-    static Bytes16 high_nibbles(Bytes16 b) { for (auto& x : b.v) x >>= 4; return b; }
+    static Word load(const uint8_t* p) {
+        Word r;
+        std::memcpy(&r, p, sizeof r);
+        return r;
+    }
+    static Bytes16 load_bytes(const uint8_t* p) {
+        Bytes16 r;
+        std::memcpy(&r, p, 16);
+        return r;
+    }
+    static Bytes16 low_nibbles(Bytes16 b) {
+        for (auto& x : b.v) x &= 15;
+        return b;
+    }
+    static Bytes16 high_nibbles(Bytes16 b) {
+        for (auto& x : b.v) x >>= 4;
+        return b;
+    }
 
-    template <int n> static Word shr(Word a) { return each<Word>([&](int i) { return a.v[i] >> n; }); }
-    template <int n> static Word shl(Word a) { return each<Word>([&](int i) { return a.v[i] << n; }); }
+    template <int n>
+    static Word shr(Word a) {
+        return each<Word>([&](int i) { return a.v[i] >> n; });
+    }
+    template <int n>
+    static Word shl(Word a) {
+        return each<Word>([&](int i) { return a.v[i] << n; });
+    }
     // `a & mask` with the same mask in every byte.
-    static Word mask(Word a, uint8_t m) { return each<Word>([&](int i) { return a.v[i] & m * 0x01010101u; }); }
-    static Word either(Word a, Word b) { return each<Word>([&](int i) { return a.v[i] | b.v[i]; }); }
+    static Word mask(Word a, uint8_t m) {
+        return each<Word>([&](int i) { return a.v[i] & m * 0x01010101u; });
+    }
+    static Word either(Word a, Word b) {
+        return each<Word>([&](int i) { return a.v[i] | b.v[i]; });
+    }
     // table[b] for each byte b < 16.
     static Word lookup(const int8_t* table, Word a) {
         return each<Word>([&](int i) {
@@ -67,8 +99,12 @@ struct Portable {
     }
 
     static Int zero() { return Int{}; }
-    static Int add(Int a, Int b) { return each<Int>([&](int i) { return a.v[i] + b.v[i]; }); }
-    static Int sub(Int a, Int b) { return each<Int>([&](int i) { return a.v[i] - b.v[i]; }); }
+    static Int add(Int a, Int b) {
+        return each<Int>([&](int i) { return a.v[i] + b.v[i]; });
+    }
+    static Int sub(Int a, Int b) {
+        return each<Int>([&](int i) { return a.v[i] - b.v[i]; });
+    }
 
     // Unsigned codes times signed activation codes, four products added up in each lane.
     static Dot dot(Word codes, uint32_t a) {
@@ -108,18 +144,22 @@ struct Portable {
     // Pairs of int16 in each lane: (a[row], b[row]) for the rows of half `half`.
     template <bool is_signed>
     static Int pairs(Bytes16 a, Bytes16 b, int half) {
-        auto widen = [](uint8_t x) { return uint32_t(uint16_t(is_signed ? int16_t(int8_t(x)) : int16_t(x))); };
+        auto widen = [](uint8_t x) {
+            return uint32_t(uint16_t(is_signed ? int16_t(int8_t(x)) : int16_t(x)));
+        };
         return each<Int>([&](int i) {
             return int32_t(widen(a.v[half * lanes + i]) | widen(b.v[half * lanes + i]) << 16);
         });
     }
     static Int constant_pairs(int low, int high) {
-        return each<Int>([&](int) { return int32_t(uint32_t(uint16_t(low)) | uint32_t(uint16_t(high)) << 16); });
+        return each<Int>(
+            [&](int) { return int32_t(uint32_t(uint16_t(low)) | uint32_t(uint16_t(high)) << 16); });
     }
     // Both halves of each pair times n, as int16.
     static Int times(Int a, int n) {
         return each<Int>([&](int i) {
-            return int32_t(uint32_t(uint16_t(low16(a.v[i]) * n)) | uint32_t(uint16_t(high16(a.v[i]) * n)) << 16);
+            return int32_t(uint32_t(uint16_t(low16(a.v[i]) * n)) | uint32_t(uint16_t(high16(a.v[i]) * n))
+                                                                       << 16);
         });
     }
     // low * s_low + high * s_high.
@@ -128,11 +168,21 @@ struct Portable {
     }
 
     static Float zero_float() { return Float{}; }
-    static Float broadcast(float x) { return each<Float>([&](int) { return x; }); }
-    static Float to_float(Int a) { return each<Float>([&](int i) { return static_cast<float>(a.v[i]); }); }
-    static Float mul(Float a, Float b) { return each<Float>([&](int i) { return a.v[i] * b.v[i]; }); }
-    static Float add(Float a, Float b) { return each<Float>([&](int i) { return a.v[i] + b.v[i]; }); }
-    static Float sub(Float a, Float b) { return each<Float>([&](int i) { return a.v[i] - b.v[i]; }); }
+    static Float broadcast(float x) {
+        return each<Float>([&](int) { return x; });
+    }
+    static Float to_float(Int a) {
+        return each<Float>([&](int i) { return static_cast<float>(a.v[i]); });
+    }
+    static Float mul(Float a, Float b) {
+        return each<Float>([&](int i) { return a.v[i] * b.v[i]; });
+    }
+    static Float add(Float a, Float b) {
+        return each<Float>([&](int i) { return a.v[i] + b.v[i]; });
+    }
+    static Float sub(Float a, Float b) {
+        return each<Float>([&](int i) { return a.v[i] - b.v[i]; });
+    }
     static void store(float* p, Float a) { std::memcpy(p, a.v, sizeof a.v); }
 
     static float half_to_float(uint16_t h) {

