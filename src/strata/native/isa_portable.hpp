@@ -22,7 +22,7 @@ struct Portable {
     };
     struct Bytes16 {
         uint8_t v[16];
-    };                // one byte for each row of a tile
+    };  // one byte for each row of a tile
     using Dot = Int;  // products on the way to an Int
     using Signed = Word;
 
