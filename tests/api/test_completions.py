@@ -86,6 +86,15 @@ def test_of_a_huge_prompt_only_the_beginning_is_read(client: openai.OpenAI) -> N
     assert caught.value.code == "context_length_exceeded"
 
 
+def test_of_a_huge_message_only_the_beginning_is_read(client: openai.OpenAI) -> None:
+    """Before the template renders it, which has a bound of its own that says nothing of tokens."""
+    messages = [{"role": "user", "content": "x" * 10_000_000}]
+    message = "messages: the prompt has more than 4194304 tokens, and the context of 262144 tokens"
+    with pytest.raises(openai.BadRequestError, match=message) as caught:
+        client.chat.completions.create(model=client.models.list().data[0].id, messages=messages)
+    assert caught.value.code == "context_length_exceeded"
+
+
 def test_ids_outside_the_vocabulary(client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         complete(client, "hello", [99999])

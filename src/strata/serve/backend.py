@@ -189,6 +189,9 @@ class Backend:
         tokenizer = self._text_tokenizer("messages")
 
         def encode() -> list[int]:
+            # What people wrote counts before the template's own bounds speak of operators and seconds.
+            written = "".join(text for m in messages if isinstance(text := m.get("content"), str))
+            self._check_beginning(written, tokenizer, "messages")
             template = self._template or ChatTemplate.for_tokenizer(tokenizer)
             rendered = template.render(messages, **variables)
             self._check_beginning(rendered.text, tokenizer, "messages")
