@@ -156,6 +156,15 @@ def main() -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
     launch = msgspec.json.decode(sys.stdin.buffer.readline(), type=Launch)
     threading.Thread(target=_leave_with_parent, daemon=True).start()
+    try:
+        return _run(launch)
+    finally:
+        # The process ends now: a signal that arrives while the interpreter shuts down would leave a trace.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+
+
+def _run(launch: Launch) -> int:
+    """Connect to the server, load the model and serve; returns the exit status."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.set_hwm(0)
         socket.setsockopt(zmq.LINGER, LINGER_MS)
