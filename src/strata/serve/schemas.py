@@ -5,6 +5,7 @@ Facts from OpenAI's API reference (chat/create, completions/create); `top_k`, `m
 added to it. A field that would change the answer and is not served is refused by name, never passed over.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
@@ -123,7 +124,7 @@ class StreamOptions(_Strict):
     include_obfuscation: bool = False  # accepted: asks for padding against eavesdroppers, which is optional
 
 
-class GenerationRequest(_Strict):
+class GenerationRequest(_Strict, ABC):
     """What the two endpoints have in common."""
 
     model: str
@@ -164,9 +165,9 @@ class GenerationRequest(_Strict):
         return self.max_tokens
 
     @property
+    @abstractmethod
     def num_alternatives(self) -> int | None:
         """Alternatives to report with each token; None for no log-probabilities."""
-        raise NotImplementedError
 
     def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
         """The engine's parameters; `stop_ids` are the model's."""
