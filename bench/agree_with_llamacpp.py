@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from strata.formats.checkpoint import Checkpoint
-from strata.models import load_model, open_checkpoint
+from strata.models import DecodedWeights, load_model, open_checkpoint
 from strata.models.base import PREFILL_CHUNK, Model
 
 PROMPTS = [
@@ -171,7 +171,7 @@ def main() -> None:
     args = parser.parse_args()
 
     checkpoint = open_checkpoint(args.model)
-    model = load_model(checkpoint, cache_bytes=8 << 30)
+    model = load_model(DecodedWeights(checkpoint, cache_bytes=8 << 30))
     theirs = LlamaCpp(str(args.model), max(args.window, 512))
     prompts = json.loads(args.prompts.read_text()) if args.prompts else PROMPTS
     prompts = [theirs.tokenize(p) if isinstance(p, str) else p for p in prompts]

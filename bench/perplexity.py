@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from strata.formats.tokenizer import load_tokenizer
-from strata.models import load_model, open_checkpoint
+from strata.models import DecodedWeights, load_model, open_checkpoint
 from strata.models.base import PREFILL_CHUNK, Model
 
 
@@ -53,7 +53,7 @@ def main() -> None:
     tokens = load_tokenizer(checkpoint).encode(text, special=True)[: args.max_tokens]
     windows = [tokens[start : start + args.window] for start in range(0, len(tokens), args.window)]
     windows = [window for window in windows if len(window) > 1]
-    model = load_model(checkpoint, cache_bytes=8 << 30)
+    model = load_model(DecodedWeights(checkpoint, cache_bytes=8 << 30))
     ours = torch.cat([losses(strata_logits(model, window), window) for window in windows])
     result = {"model": args.model.name, "scored": len(ours), "ours": ours.mean().exp().item()}
     if args.reference:

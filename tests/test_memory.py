@@ -19,8 +19,8 @@ def peak():
 
 x = torch.ones(64, 64) @ torch.ones(64, 64)
 before = peak()
-from strata.models import load_model, open_checkpoint
-model = load_model(open_checkpoint({str(EMBEDDED_MODEL)!r}), cache_bytes=4 << 30)
+from strata.models import DecodedWeights, load_model, open_checkpoint
+model = load_model(DecodedWeights(open_checkpoint({str(EMBEDDED_MODEL)!r}), cache_bytes=4 << 30))
 state = model.new_state()
 with torch.inference_mode():
     model.forward(list(range(1000, 1256)), state)

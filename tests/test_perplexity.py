@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from strata.formats.tokenizer import load_tokenizer
-from strata.models import load_model, open_checkpoint
+from strata.models import open_checkpoint
 from strata.models.base import PREFILL_CHUNK
 from strata.options import EMBEDDED_MODEL
+from tests.helpers.models import reference_model
 
 DATA = Path(__file__).parent / "data"
 TRANSFORMERS_ON_HELDOUT = 2.205584
@@ -24,7 +25,7 @@ def losses(path: Path, text: str, window: int, first: int) -> torch.Tensor:
     """Negative log-likelihoods over full windows of the text, of the tokens after a window's first ones."""
     checkpoint = open_checkpoint(path)
     tokens = load_tokenizer(checkpoint).encode(text, special=True)
-    model = load_model(checkpoint, cache_bytes=4 << 30)
+    model = reference_model(checkpoint, 4 << 30)
     parts = []
     for start in range(0, len(tokens) - window + 1, window):
         part, state = tokens[start : start + window], model.new_state()

@@ -9,8 +9,9 @@ from strata.engine import session as session_module
 from strata.engine.client import EngineClient
 from strata.engine.messages import EngineConfig, Finished, Generate, SamplingParams, Tokens
 from strata.engine.session import Session, Sync
-from strata.models import Model, load_model, open_checkpoint
+from strata.models import Model, open_checkpoint
 from strata.options import EMBEDDED_MODEL
+from tests.helpers.models import reference_model
 
 PROMPT = [(i * 37) % 7000 + 300 for i in range(100)]
 CHANGED = [*PROMPT[:90], 301, 302]
@@ -18,7 +19,7 @@ CHANGED = [*PROMPT[:90], 301, 302]
 
 @pytest.fixture(scope="module")
 def model() -> Model:
-    return load_model(open_checkpoint(EMBEDDED_MODEL), cache_bytes=1 << 30)
+    return reference_model(open_checkpoint(EMBEDDED_MODEL), 1 << 30)
 
 
 def read(session: Session) -> torch.Tensor:

@@ -13,10 +13,10 @@ from safetensors.torch import load_file, save_file
 
 from strata.errors import ModelFileError, StrataError, UnsupportedModelError
 from strata.formats.huggingface import SafetensorsCheckpoint
-from strata.models import load_model, open_checkpoint
+from strata.models import open_checkpoint
 from tests.helpers.hf_models import assert_agrees, assert_same_model, save_hf, tiny
+from tests.helpers.models import reference_model
 
-CACHE_BYTES = 1 << 24
 LLAMA3 = {
     "rope_type": "llama3",
     "factor": 8.0,
@@ -63,19 +63,19 @@ def test_half_precision_is_read_exactly(dtype: torch.dtype, name: str, tmp_path:
     assert checkpoint.tensors["blk.0.attn_v.weight"].format == name
     expected = reference.model.layers[0].self_attn.v_proj.weight
     assert torch.equal(checkpoint.read("blk.0.attn_v.weight"), expected)
-    assert_agrees(load_model(checkpoint, CACHE_BYTES), reference, length=9, steps=2)
+    assert_agrees(reference_model(checkpoint), reference, length=9, steps=2)
 
 
 def test_shards_are_found_through_the_index(folder: Path, tmp_path: Path):
     sharded = save_hf(tiny("Llama"), tmp_path / "sharded", max_shard_size="20KB")
     assert len(list(sharded.glob("*.safetensors"))) > 2
-    model = load_model(open_checkpoint(sharded), CACHE_BYTES)
-    assert_same_model(model, load_model(open_checkpoint(folder), CACHE_BYTES))
+    model = reference_model(sharded)
+    assert_same_model(model, reference_model(folder))
 
 
 def test_a_text_model_inside_a_multimodal_configuration(folder: Path):
     """The nested fields win; what belongs to no text model is for the tables to ignore."""
-    plain = load_model(open_checkpoint(folder), CACHE_BYTES)
+    plain = reference_model(folder)
 
     def rename(tensors: dict[str, torch.Tensor]) -> None:
         for name in [name for name in tensors if name.startswith("model.")]:
@@ -87,7 +87,7 @@ def test_a_text_model_inside_a_multimodal_configuration(folder: Path):
     text = json.loads((folder / "config.json").read_text())
     (nested / "config.json").write_text(json.dumps({"model_type": "vision", "text_config": text}))
     change_tensors(nested, rename)
-    assert_same_model(load_model(open_checkpoint(nested), CACHE_BYTES), plain)
+    assert_same_model(reference_model(nested), plain)
 
 
 def test_rope_fields_of_transformers_4(folder: Path):
@@ -201,7 +201,7 @@ def test_a_tensor_at_fault_is_named(
 ):
     change_tensors(folder, change)
     with pytest.raises(error, match=message):
-        load_model(open_checkpoint(folder), CACHE_BYTES)
+        reference_model(folder)
 
 
 @pytest.mark.parametrize(

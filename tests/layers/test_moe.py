@@ -8,7 +8,7 @@ import torch
 
 from strata.formats.checkpoint import Checkpoint, TensorInfo
 from strata.layers.moe import Experts
-from strata.layers.weights import Weights
+from strata.layers.weights import DecodedWeights
 
 WIDTH, LENGTH, COUNT, USED = 6, 4, 5, 2
 
@@ -74,7 +74,7 @@ def by_hand(x: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("num_tokens", [1, 17])
 def test_every_layout_gives_the_sum_by_hand(layout: str, num_tokens: int):
-    weights = Weights(InMemory(ROUTER | LAYOUTS[layout]), cache_bytes=0)
+    weights = DecodedWeights(InMemory(ROUTER | LAYOUTS[layout]), cache_bytes=0)
     experts = Experts(weights, "blk.0", WIDTH, LENGTH, COUNT, USED)
     assert weights.unused() == []
     x = random(num_tokens, WIDTH)
@@ -93,7 +93,7 @@ def test_factors_beside_the_matrices_are_applied():
         "blk.0.ffn_up_exps.weight": UP / factors["blk.0.ffn_up_exps.scale"][:, None, None],
         "blk.0.ffn_down_exps.weight": DOWN / 4,
     }
-    weights = Weights(InMemory(ROUTER | scaled | factors), cache_bytes=1 << 20)
+    weights = DecodedWeights(InMemory(ROUTER | scaled | factors), cache_bytes=1 << 20)
     experts = Experts(weights, "blk.0", WIDTH, LENGTH, COUNT, USED)
     assert weights.unused() == []
     x = random(17, WIDTH)
@@ -104,7 +104,7 @@ def test_factors_beside_the_matrices_are_applied():
 
 def test_only_chosen_experts_are_read():
     checkpoint = InMemory(ROUTER | LAYOUTS["stacked"])
-    experts = Experts(Weights(checkpoint, cache_bytes=0), "blk.0", WIDTH, LENGTH, COUNT, USED)
+    experts = Experts(DecodedWeights(checkpoint, cache_bytes=0), "blk.0", WIDTH, LENGTH, COUNT, USED)
     x = random(1, WIDTH)
     chosen = (x @ ROUTER["blk.0.ffn_gate_inp.weight"].T).topk(USED).indices[0].tolist()
     experts(x)
@@ -119,7 +119,7 @@ def test_a_shared_expert_is_added_behind_its_gate():
         "blk.0.ffn_up_shexp.weight": random(3, WIDTH) * 3,
         "blk.0.ffn_down_shexp.weight": random(WIDTH, 3),
     }
-    weights = Weights(InMemory(ROUTER | LAYOUTS["stacked"] | shared), cache_bytes=0)
+    weights = DecodedWeights(InMemory(ROUTER | LAYOUTS["stacked"] | shared), cache_bytes=0)
     experts = Experts(weights, "blk.0", WIDTH, LENGTH, COUNT, USED, shared_length=3)
     assert weights.unused() == []
     x = random(4, WIDTH)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from strata.errors import ModelFileError, UnsupportedModelError
-from strata.models import load_model, open_checkpoint
+from strata.models import open_checkpoint
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hf_models import (
     assert_agrees,
@@ -20,8 +20,7 @@ from tests.helpers.hf_models import (
     save_hf,
     tiny,
 )
-
-CACHE_BYTES = 1 << 24
+from tests.helpers.models import reference_model
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "gqa": ("Llama", {}),
@@ -47,9 +46,9 @@ def gguf_keys(reference: Any) -> dict[str, Any]:
 def test_agrees_with_transformers(case: str, tmp_path: Path):
     name, fields = MODELS[case]
     reference = tiny(name, **fields)
-    from_safetensors = load_model(open_checkpoint(save_hf(reference, tmp_path / "hf")), CACHE_BYTES)
+    from_safetensors = reference_model(save_hf(reference, tmp_path / "hf"))
     path = save_gguf(reference, tmp_path / "model.gguf", "llama", **gguf_keys(reference))
-    from_gguf = load_model(open_checkpoint(path), CACHE_BYTES)
+    from_gguf = reference_model(path)
     assert_agrees(from_safetensors, reference, length=37)
     assert_agrees(from_gguf, reference, length=37)
 
@@ -86,7 +85,7 @@ SCALINGS = {
 def test_extended_context_agrees_at_long_positions(case: str, tmp_path: Path):
     scaling = {"rope_theta": 10000.0, **SCALINGS[case]}
     reference = tiny("Llama", head_dim=32, rope_parameters=scaling)
-    model = load_model(open_checkpoint(save_hf(reference, tmp_path)), CACHE_BYTES)
+    model = reference_model(save_hf(reference, tmp_path))
     assert_agrees(model, reference, length=1500, steps=4)
 
 
@@ -104,7 +103,7 @@ def test_rope_freqs_of_a_gguf(tmp_path: Path):
     path = save_gguf(reference, tmp_path / "plain.gguf", "llama")
     keys = {k: v for k, v in open_checkpoint(path).metadata.items() if k.startswith("llama.")}
     tensors = gguf_tensors(reference, "llama") | {"rope_freqs.weight": np.array(divisors, np.float32)}
-    model = load_model(open_checkpoint(write_gguf(tmp_path / "model.gguf", tensors, keys)), CACHE_BYTES)
+    model = reference_model(write_gguf(tmp_path / "model.gguf", tensors, keys))
     assert_agrees(model, reference, length=400, steps=2)
 
 
@@ -119,19 +118,19 @@ def test_experts_in_a_tensor_each(tmp_path: Path):
             tensors |= {name.replace("_exps", f".{i}"): array[i] for i in range(len(array))}
         else:
             tensors[name] = array
-    model = load_model(open_checkpoint(write_gguf(tmp_path / "model.gguf", tensors, keys)), CACHE_BYTES)
+    model = reference_model(write_gguf(tmp_path / "model.gguf", tensors, keys))
     assert_agrees(model, reference, length=20, steps=4)
 
 
 def test_only_the_last_logits_unless_all_are_asked_for(tmp_path: Path):
-    model = load_model(open_checkpoint(save_hf(tiny("Llama"), tmp_path)), CACHE_BYTES)
+    model = reference_model(save_hf(tiny("Llama"), tmp_path))
     last = model.forward(prompt(9), model.new_state())
     every = model.forward(prompt(9), model.new_state(), all_logits=True)
     assert last.shape == (1, every.shape[1]) and relative_error(last, every[-1:]) < 1e-5
 
 
 def test_a_sequence_is_cut_anywhere(tmp_path: Path):
-    model = load_model(open_checkpoint(save_hf(tiny("Llama"), tmp_path)), CACHE_BYTES)
+    model = reference_model(save_hf(tiny("Llama"), tmp_path))
     state = model.new_state()
     model.forward(prompt(70), state)
     checkpoint = state.checkpoint()
@@ -146,7 +145,7 @@ def test_a_sequence_is_cut_anywhere(tmp_path: Path):
 
 def test_without_a_cache_nothing_is_kept(tmp_path: Path):
     reference = tiny("Mixtral", num_local_experts=4)
-    model = load_model(open_checkpoint(save_hf(reference, tmp_path)), cache_bytes=0)
+    model = reference_model(open_checkpoint(save_hf(reference, tmp_path)), 0)
     with torch.no_grad():
         expected = reference(torch.tensor([prompt(9)])).logits[0]
     assert relative_error(model.forward(prompt(9), model.new_state(), all_logits=True), expected) < 1e-4
@@ -185,7 +184,7 @@ def test_without_a_cache_nothing_is_kept(tmp_path: Path):
 def test_a_key_that_does_not_fit_is_named(keys: dict[str, Any], error: type, message: str, tmp_path: Path):
     path = save_gguf(tiny("Mixtral", num_local_experts=4), tmp_path / "model.gguf", "llama", **keys)
     with pytest.raises(error, match=message):
-        load_model(open_checkpoint(path), CACHE_BYTES)
+        reference_model(path)
 
 
 @pytest.mark.parametrize("beta", [1e-38, 3e38])
@@ -193,7 +192,7 @@ def test_a_bound_of_yarn_may_be_any_positive_number(beta: float, tmp_path: Path)
     keys = {"type": "yarn", "factor": 2.0, "yarn_beta_fast": beta, "yarn_beta_slow": beta}
     keys = {f"rope__scaling__{key}": value for key, value in keys.items()}
     path = save_gguf(tiny("Llama"), tmp_path / "model.gguf", "llama", **keys)
-    model = load_model(open_checkpoint(path), CACHE_BYTES)
+    model = reference_model(path)
     assert model.forward(prompt(3), model.new_state()).isfinite().all()
 
 
@@ -205,7 +204,7 @@ def test_a_tensor_without_a_place_is_named(tmp_path: Path):
         tmp_path / "model.gguf", tensors, {k: v for k, v in keys.items() if k.startswith("llama.")}
     )
     with pytest.raises(UnsupportedModelError, match=r"1 tensors have no place.*blk\.1\.attn_q_norm"):
-        load_model(open_checkpoint(path), CACHE_BYTES)
+        reference_model(path)
 
 
 def test_quantised_weights_are_the_decoded_ones(tmp_path: Path):
@@ -222,6 +221,6 @@ def test_quantised_weights_are_the_decoded_ones(tmp_path: Path):
     logits = []
     for name, tensors in (("exact", exact), ("q8", quantised)):
         path = write_gguf(tmp_path / f"{name}.gguf", tensors, keys)
-        model = load_model(open_checkpoint(path), CACHE_BYTES)
+        model = reference_model(path)
         logits.append(model.forward(prompt(20), model.new_state(), all_logits=True))
     assert relative_error(logits[1], logits[0]) < 1e-5

@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from strata.models import load_model, open_checkpoint
 from tests.helpers.hf_models import assert_agrees, save_gguf, save_hf, tiny
+from tests.helpers.models import reference_model
 
-CACHE_BYTES = 1 << 24
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 24}
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -32,9 +31,9 @@ def test_agrees_with_transformers(case: str, tmp_path: Path):
             "expert_feed_forward_length": fields["moe_intermediate_size"],
             "expert_weights_norm": fields["norm_topk_prob"],
         }
-    from_safetensors = load_model(open_checkpoint(save_hf(reference, tmp_path / "hf")), CACHE_BYTES)
+    from_safetensors = reference_model(save_hf(reference, tmp_path / "hf"))
     path = save_gguf(reference, tmp_path / "model.gguf", architecture, **keys)
-    from_gguf = load_model(open_checkpoint(path), CACHE_BYTES)
+    from_gguf = reference_model(path)
     assert_agrees(from_safetensors, reference, length=37)
     assert_agrees(from_gguf, reference, length=37)
 
@@ -42,7 +41,7 @@ def test_agrees_with_transformers(case: str, tmp_path: Path):
 def test_a_dense_layer_among_experts(tmp_path: Path):
     """Only transformers has such models: llama.cpp's `qwen3moe` knows no dense layer."""
     reference = tiny("Qwen3Moe", norm_topk_prob=True, mlp_only_layers=[0], **EXPERTS)
-    model = load_model(open_checkpoint(save_hf(reference, tmp_path)), CACHE_BYTES)
+    model = reference_model(save_hf(reference, tmp_path))
     assert_agrees(model, reference, length=20, steps=4)
 
 
@@ -58,6 +57,6 @@ def test_long_prompt_with_yarn(tmp_path: Path):
         rope__scaling__factor=4.0,
         rope__scaling__original_context_length=256,
     )
-    assert_agrees(load_model(open_checkpoint(path), CACHE_BYTES), reference, length=1100, steps=2)
+    assert_agrees(reference_model(path), reference, length=1100, steps=2)
     save_hf(reference, tmp_path / "hf")
-    assert_agrees(load_model(open_checkpoint(tmp_path / "hf"), CACHE_BYTES), reference, length=1100, steps=2)
+    assert_agrees(reference_model(tmp_path / "hf"), reference, length=1100, steps=2)

@@ -8,7 +8,6 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as modeling
 
-from strata.models import load_model, open_checkpoint
 from tests.helpers.hf_models import TOLERANCE, assert_agrees, assert_same_model, relative_error, save_hf
 from tests.helpers.hybrid_models import (
     EXPERTS,
@@ -19,8 +18,7 @@ from tests.helpers.hybrid_models import (
     save_hybrid_gguf,
     tiny_hybrid,
 )
-
-CACHE_BYTES = 1 << 24
+from tests.helpers.models import reference_model
 
 MODELS = {
     "dense": ("qwen35", "Qwen3_5", {}),
@@ -33,10 +31,10 @@ MODELS = {
 def test_agrees_with_transformers(case: str, tmp_path: Path):
     architecture, name, fields = MODELS[case]
     reference = tiny_hybrid(f"{name}TextConfig", f"{name}ForCausalLM", **fields)
-    model = load_model(open_checkpoint(save_hf(reference, tmp_path / "hf")), CACHE_BYTES)
+    model = reference_model(save_hf(reference, tmp_path / "hf"))
     assert_agrees_everywhere(model, reference)
     from_gguf = save_hybrid_gguf(reference, tmp_path / "model.gguf", architecture)
-    assert_same_model(load_model(open_checkpoint(from_gguf), CACHE_BYTES), model)
+    assert_same_model(reference_model(from_gguf), model)
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ def reference():
 
 
 def test_decodes_as_transformers_with_its_cache_and_rewinds(reference, tmp_path: Path):
-    model = load_model(open_checkpoint(save_hf(reference, tmp_path)), CACHE_BYTES)
+    model = reference_model(save_hf(reference, tmp_path))
     assert_agrees(model, reference, length=3)
     assert_rewinds(model)
 
@@ -64,7 +62,7 @@ def test_text_model_inside_a_multimodal_checkpoint(reference, tmp_path: Path):
     )
     config = (plain / "config.json").read_text()
     (nested / "config.json").write_text(f'{{"model_type": "qwen3_5_moe", "text_config": {config}}}')
-    models = [load_model(open_checkpoint(folder), CACHE_BYTES) for folder in (plain, nested)]
+    models = [reference_model(folder) for folder in (plain, nested)]
     assert_same_model(*models)
 
 
@@ -108,7 +106,7 @@ def test_draft(reference, tmp_path: Path):
     hidden = reference.model(input_ids=tokens[None]).last_hidden_state[0]
     expected = mtp(reference.model.embed_tokens(tokens[1:]), hidden[:-1])
 
-    model = load_model(open_checkpoint(folder), CACHE_BYTES)
+    model = reference_model(folder)
     assert model.config.block_count == 4
     state = model.new_state()
     ours = model.output_norm(model.hidden(tokens.tolist(), state))

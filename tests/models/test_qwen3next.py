@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from strata.errors import ModelFileError, UnsupportedModelError
-from strata.models import load_model, open_checkpoint
+from strata.models import open_checkpoint
 from tests.helpers.gguf_files import write_gguf
 from tests.helpers.hf_models import assert_agrees, assert_same_model, save_hf
 from tests.helpers.hybrid_models import (
@@ -17,8 +17,7 @@ from tests.helpers.hybrid_models import (
     save_hybrid_gguf,
     tiny_hybrid,
 )
-
-CACHE_BYTES = 1 << 24
+from tests.helpers.models import reference_model
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +27,7 @@ def reference():
 
 @pytest.fixture(scope="module")
 def model(reference, tmp_path_factory: pytest.TempPathFactory):
-    return load_model(open_checkpoint(save_hf(reference, tmp_path_factory.mktemp("hf"))), CACHE_BYTES)
+    return reference_model(save_hf(reference, tmp_path_factory.mktemp("hf")))
 
 
 def test_agrees_with_transformers(model, reference):
@@ -45,7 +44,7 @@ def test_rewinds(model):
 
 def test_gguf_is_the_same_model(model, reference, tmp_path: Path):
     path = save_hybrid_gguf(reference, tmp_path / "model.gguf", "qwen3next")
-    assert_same_model(load_model(open_checkpoint(path), CACHE_BYTES), model)
+    assert_same_model(reference_model(path), model)
 
 
 def test_gguf_of_2025_with_fused_projections(model, reference, tmp_path: Path):
@@ -58,12 +57,12 @@ def test_gguf_of_2025_with_fused_projections(model, reference, tmp_path: Path):
     split = open_checkpoint(save_hybrid_gguf(reference, tmp_path / "split.gguf", "qwen3next"))
     keys = {key: value for key, value in split.metadata.items() if key.startswith("qwen3next.")}
     path = write_gguf(tmp_path / "fused.gguf", tensors, keys, "qwen3next")
-    assert_same_model(load_model(open_checkpoint(path), CACHE_BYTES), model)
+    assert_same_model(reference_model(path), model)
 
 
 def test_a_dense_layer_among_experts(tmp_path: Path):
     reference = tiny_hybrid("Qwen3NextConfig", "Qwen3NextForCausalLM", mlp_only_layers=[1], **EXPERTS)
-    model = load_model(open_checkpoint(save_hf(reference, tmp_path)), CACHE_BYTES)
+    model = reference_model(save_hf(reference, tmp_path))
     assert_agrees(model, reference, length=20, steps=4)
 
 
@@ -89,7 +88,7 @@ def test_a_dense_layer_among_experts(tmp_path: Path):
 def test_refuses_keys_it_would_not_obey(reference, tmp_path: Path, keys, error, message):
     path = save_hybrid_gguf(reference, tmp_path / "model.gguf", "qwen3next", **keys)
     with pytest.raises(error, match=message):
-        load_model(open_checkpoint(path), CACHE_BYTES)
+        reference_model(path)
 
 
 def test_names_a_missing_tensor(reference, tmp_path: Path):
@@ -99,4 +98,4 @@ def test_names_a_missing_tensor(reference, tmp_path: Path):
     keys = {key: value for key, value in whole.metadata.items() if key.startswith("qwen3next.")}
     path = write_gguf(tmp_path / "model.gguf", tensors, keys, "qwen3next")
     with pytest.raises(ModelFileError, match=r"tensor blk\.2\.ssm_ba\.weight is missing"):
-        load_model(open_checkpoint(path), CACHE_BYTES)
+        reference_model(path)

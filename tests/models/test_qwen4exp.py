@@ -12,7 +12,7 @@ from transformers.models.qwen4_exp import modeling_qwen4_exp as modeling
 
 from strata.errors import ModelFileError, UnsupportedModelError
 from strata.formats.checkpoint import Checkpoint
-from strata.models import load_model, open_checkpoint
+from strata.models import open_checkpoint
 from tests.helpers.hf_models import TOLERANCE, assert_same_model, relative_error, save_hf
 from tests.helpers.hybrid_models import (
     QWEN4,
@@ -24,8 +24,8 @@ from tests.helpers.hybrid_models import (
     reference_logits,
     tiny_hybrid,
 )
+from tests.helpers.models import reference_model
 
-CACHE_BYTES = 1 << 28
 ORACLE = Path(__file__).parents[1] / "oracle"
 TABLE = "per_layer_token_embd.weight"
 
@@ -42,7 +42,7 @@ def folder(reference, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def model(folder: Path):
-    return load_model(open_checkpoint(folder), CACHE_BYTES)
+    return reference_model(folder)
 
 
 def test_agrees_with_transformers(model, reference):
@@ -89,17 +89,14 @@ def test_selection_cuts(reference, folder: Path, tmp_path: Path):
     (tmp_path / "config.json").write_text(config.replace('"indexer_budget": 16', '"indexer_budget": 4096'))
     (tmp_path / "model.safetensors").symlink_to(folder / "model.safetensors")
     tokens = prompt(40)
-    sparse, dense = (
-        forward_in_pieces(load_model(open_checkpoint(path), CACHE_BYTES), tokens, [])
-        for path in (folder, tmp_path)
-    )
+    sparse, dense = (forward_in_pieces(reference_model(path), tokens, []) for path in (folder, tmp_path))
     assert relative_error(sparse[:19], dense[:19]) < 1e-5
     assert relative_error(sparse[19:], dense[19:]) > 1e-2
 
 
 def test_without_ngram_memory(tmp_path: Path):
     reference = tiny_hybrid("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", **QWEN4 | {"ple_layer_ids": []})
-    model = load_model(open_checkpoint(save_hf(reference, tmp_path)), CACHE_BYTES)
+    model = reference_model(save_hf(reference, tmp_path))
     tokens = prompt(40)
     assert (
         relative_error(forward_in_pieces(model, tokens, [7]), reference_logits(reference, tokens)) < TOLERANCE
@@ -121,7 +118,7 @@ def test_ngram_table_is_never_decoded_whole(folder: Path, monkeypatch: pytest.Mo
 
     monkeypatch.setattr(checkpoint, "read", guarded_read)
     monkeypatch.setattr(checkpoint, "read_rows", counted_rows)
-    forward_in_pieces(load_model(checkpoint, CACHE_BYTES), prompt(10), [9])
+    forward_in_pieces(reference_model(checkpoint), prompt(10), [9])
     assert num_rows == [9 * 4, 1 * 4]  # 2-grams and 3-grams, two heads each
 
 
@@ -130,7 +127,7 @@ def test_agrees_with_llama_cpp():
 
     Tolerance 2 % relative RMS: llama.cpp's activations have 8 bits (1.5 % measured, MODELS.md section 5).
     """
-    model = load_model(open_checkpoint(ORACLE / "qwen4exp-IQ1_M.gguf"), CACHE_BYTES)
+    model = reference_model(ORACLE / "qwen4exp-IQ1_M.gguf")
     io = load_file(ORACLE / "qwen4exp-IQ1_M.safetensors")
     logits = forward_in_pieces(model, io["input_ids"].tolist(), [20])
     error = (logits - io["logits"]).square().mean().sqrt() / logits.std()
@@ -166,11 +163,11 @@ class Edited(Checkpoint):
 
 def test_earlier_name_of_the_ngram_table(model, folder: Path):
     renamed = Edited(open_checkpoint(folder), renamed=(TABLE, "ple_ngram_embd.weight"))
-    assert_same_model(load_model(renamed, CACHE_BYTES), model)
+    assert_same_model(reference_model(renamed), model)
 
 
 def test_expert_count_from_the_router(model, folder: Path):
-    assert_same_model(load_model(Edited(open_checkpoint(folder), {"expert_count": None}), CACHE_BYTES), model)
+    assert_same_model(reference_model(Edited(open_checkpoint(folder), {"expert_count": None})), model)
 
 
 @pytest.mark.parametrize(
@@ -193,7 +190,7 @@ def test_expert_count_from_the_router(model, folder: Path):
 )
 def test_refuses_keys_it_would_not_obey(folder: Path, metadata: dict, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
-        load_model(Edited(open_checkpoint(folder), metadata), CACHE_BYTES)
+        reference_model(Edited(open_checkpoint(folder), metadata))
 
 
 @pytest.mark.parametrize(
@@ -267,7 +264,7 @@ def test_draft(reference, folder: Path, tmp_path: Path):
     )
     for file in ("config.json", "model.safetensors"):
         (tmp_path / file).symlink_to(folder / file)
-    model = load_model(open_checkpoint(tmp_path), CACHE_BYTES)
+    model = reference_model(tmp_path)
     assert model.config.block_count == 4
 
     tokens = torch.tensor(prompt(40))

@@ -2,12 +2,10 @@
 
 import torch
 
-from strata.layers.linear import Linear
+from strata.layers.linear import Linear, apply_all
 from strata.layers.norm import RMSNorm
 from strata.layers.weights import Weights
 from strata.models.config import ModelConfig
-from strata.ops.attention import attend
-from strata.ops.rotary import rotate
 
 
 class KVState:
@@ -71,6 +69,7 @@ class Attention:
         qk_norm: bool = False,
         window: int | None = None,
     ):
+        self.ops = weights.ops
         self.config = config
         self.interleaved = interleaved
         self.window = window
@@ -97,15 +96,14 @@ class Attention:
         self, x: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor], state: KVState
     ) -> torch.Tensor:
         """float32 `[n, width]` -> `[n, width]`; `angles` are `Rotary.angles` of the `n` positions."""
-        q = self.attn_q(x).unflatten(-1, (self.config.head_count, -1))  # [n, heads, dim]
-        k = self.attn_k(x).unflatten(-1, (self.config.head_count_kv, -1))
-        v = self.attn_v(x).unflatten(-1, (self.config.head_count_kv, -1))
+        q, k, v = apply_all(x, self.attn_q, self.attn_k, self.attn_v)
+        q = q.view(x.shape[0], self.config.head_count, -1)
+        k = k.view(x.shape[0], self.config.head_count_kv, -1)
+        v = v.view(x.shape[0], self.config.head_count_kv, -1)
         if self.attn_q_norm is not None and self.attn_k_norm is not None:
             q, k = self.attn_q_norm(q), self.attn_k_norm(k)
-        q, k = rotate(q, *angles, self.interleaved), rotate(k, *angles, self.interleaved)
+        q = self.ops.rotate(q, *angles, self.interleaved)
+        k = self.ops.rotate(k, *angles, self.interleaved)
         k, v = state.append(k, v)
-        out = attend(q, k, v, self.config.key_length**-0.5, self.window)
+        out = self.ops.attend(q, k, v, self.config.key_length**-0.5, self.window)
         return self.attn_output(out.flatten(1))
-
-
-__all__ = ["Attention", "KVState", "attend"]

@@ -3,7 +3,6 @@
 import torch
 
 from strata.layers.weights import Weights
-from strata.ops.convolution import causal_convolution
 
 
 class CausalConvolution:
@@ -29,4 +28,4 @@ class CausalConvolution:
 
     def __call__(self, x: torch.Tensor, past: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """float32 `[n, channels]` and the rows before -> the same shape, and the rows for the next call."""
-        return causal_convolution(x, self.weights.get(self.name), past, self.dilation)
+        return self.weights.ops.causal_convolution(x, self.weights.get(self.name), past, self.dilation)

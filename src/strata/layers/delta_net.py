@@ -4,16 +4,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
 from strata.errors import ModelFileError
 from strata.layers.convolution import CausalConvolution
-from strata.layers.linear import Linear
+from strata.layers.linear import Linear, apply_all
 from strata.layers.norm import RMSNorm
 from strata.layers.rotary import Angles
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
-from strata.ops.delta_rule import delta_rule
 
 _L2_EPSILON = 1e-6  # of the query and key normalisation; fixed in every implementation, no key says it
 
@@ -97,7 +95,7 @@ class DeltaNet:
 
     def __init__(self, weights: Weights, prefix: str, config: ModelConfig, delta: DeltaNetConfig):
         self.delta = delta
-        self.weights = weights
+        self.weights, self.ops = weights, weights.ops
         width, channels = config.embedding_length, 2 * delta.key_width + delta.value_width
         projections = FusedProjections if delta.value_head_order == "grouped" else SeparateProjections
         self.project = projections(weights, prefix, width, delta)
@@ -119,14 +117,16 @@ class DeltaNet:
         delta, num_tokens = self.delta, x.shape[0]
         qkv, z, beta, alpha = self.project(x)
         qkv, state.past = self.ssm_conv1d(qkv, state.past)
-        q, k, v = F.silu(qkv).split([delta.key_width, delta.key_width, delta.value_width], -1)
+        q, k, v = self.ops.silu(qkv).split([delta.key_width, delta.key_width, delta.value_width], -1)
         q = self._per_value_head(_l2_norm(q.view(num_tokens, -1, delta.key_length)) * delta.key_length**-0.5)
         k = self._per_value_head(_l2_norm(k.view(num_tokens, -1, delta.key_length)))
         v = v.view(num_tokens, -1, delta.value_length)
-        log_decay = self.weights.get(self.ssm_a) * F.softplus(alpha + self.weights.get(self.ssm_dt))
-        out, state.memory = delta_rule(q, k, v, log_decay, beta.sigmoid(), state.memory, state.length)
+        log_decay = self.weights.get(self.ssm_a) * self.ops.softplus(alpha + self.weights.get(self.ssm_dt))
+        out, state.memory = self.ops.delta_rule(
+            q, k, v, log_decay, self.ops.sigmoid(beta), state.memory, state.length
+        )
         state.length += num_tokens
-        gate = z.sigmoid() if delta.gate == "sigmoid" else F.silu(z)
+        gate = self.ops.sigmoid(z) if delta.gate == "sigmoid" else self.ops.silu(z)
         return self.ssm_out(self.ssm_norm(out).flatten(1) * gate)
 
     def _per_value_head(self, x: torch.Tensor) -> torch.Tensor:
@@ -153,7 +153,7 @@ class SeparateProjections:
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """`[n, width]` -> qkv `[n, channels]`, z `[n, value_width]`, beta and alpha `[n, value heads]`."""
-        return self.attn_qkv(x), self.attn_gate(x), self.ssm_beta(x), self.ssm_alpha(x)
+        return tuple(apply_all(x, self.attn_qkv, self.attn_gate, self.ssm_beta, self.ssm_alpha))
 
 
 class FusedProjections:
@@ -172,12 +172,16 @@ class FusedProjections:
 
     def __call__(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """As `SeparateProjections`."""
-        per_key_head = self.ssm_ba(x).view(x.shape[0], self.delta.num_key_heads, -1)
-        beta, alpha = (part.flatten(1) for part in per_key_head.chunk(2, -1))
+        heads = x.shape[0], self.delta.num_key_heads, -1
         if self.ssm_in is None:
-            return self.attn_qkv(x), self.attn_gate(x), beta, alpha
+            ba, qkv, z = apply_all(x, self.ssm_ba, self.attn_qkv, self.attn_gate)
+        else:
+            ba, qkvz = apply_all(x, self.ssm_ba, self.ssm_in)
+        beta, alpha = (part.flatten(1) for part in ba.view(heads).chunk(2, -1))
+        if self.ssm_in is None:
+            return qkv, z, beta, alpha
         values = self.delta.value_width // self.delta.num_key_heads
         sizes = [self.delta.key_length, self.delta.key_length, values, values]
-        parts = self.ssm_in(x).view(x.shape[0], self.delta.num_key_heads, -1).split(sizes, -1)
+        parts = qkvz.view(heads).split(sizes, -1)
         q, k, v, z = (part.flatten(1) for part in parts)
         return torch.cat([q, k, v], 1), z, beta, alpha

@@ -3,13 +3,11 @@
 import torch
 
 from strata.layers.attention import KVState
-from strata.layers.linear import Linear
+from strata.layers.linear import Linear, apply_all
 from strata.layers.norm import RMSNorm
 from strata.layers.rotary import Angles
 from strata.layers.weights import Weights
 from strata.models.config import ModelConfig
-from strata.ops.attention import attend
-from strata.ops.rotary import rotate
 
 
 class GatedAttention:
@@ -22,6 +20,7 @@ class GatedAttention:
     """
 
     def __init__(self, weights: Weights, prefix: str, config: ModelConfig):
+        self.ops = weights.ops
         self.config = config
         width, heads, heads_kv = config.embedding_length, config.head_count, config.head_count_kv
         key_length, value_length = config.key_length, config.value_length
@@ -40,24 +39,23 @@ class GatedAttention:
         """float32 `[n, width]` -> `[n, width]`; advances `state`."""
         q, gate, k, v = self.project(x, angles)
         k, v = state.append(k, v)
-        return self.output(attend(q, k, v, self.scale), gate)
+        return self.output(self.ops.attend(q, k, v, self.scale), gate)
 
     def project(
         self, x: torch.Tensor, angles: Angles
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, gates `[n, heads, dim]`, keys, values `[n, kv_heads, dim]`, turned to their positions."""
         config, num_tokens = self.config, x.shape[0]
-        q, gate = (
-            self.attn_q(x)
-            .view(num_tokens, config.head_count, -1)
-            .split([config.key_length, config.value_length], -1)
+        q, k, v = apply_all(x, self.attn_q, self.attn_k, self.attn_v)
+        q, gate = q.view(num_tokens, config.head_count, -1).split(
+            [config.key_length, config.value_length], -1
         )
-        k = self.attn_k(x).view(num_tokens, config.head_count_kv, -1)
-        v = self.attn_v(x).view(num_tokens, config.head_count_kv, -1)
-        q = rotate(self.attn_q_norm(q), *angles)
-        k = rotate(self.attn_k_norm(k), *angles)
+        k = k.view(num_tokens, config.head_count_kv, -1)
+        v = v.view(num_tokens, config.head_count_kv, -1)
+        q = self.ops.rotate(self.attn_q_norm(q), *angles)
+        k = self.ops.rotate(self.attn_k_norm(k), *angles)
         return q, gate, k, v
 
     def output(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:
         """Gate and project `[n, heads, dim]` -> `[n, width]`."""
-        return self.attn_output((attended * gate.sigmoid()).flatten(1))
+        return self.attn_output((attended * self.ops.sigmoid(gate)).flatten(1))

@@ -5,12 +5,10 @@ also the only place where the residual is normalised.
 """
 
 import torch
-import torch.nn.functional as F
 
 from strata.layers.linear import Linear
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
-from strata.ops.rms_norm import rms_norm
 
 
 class HyperConnection:
@@ -25,7 +23,7 @@ class HyperConnection:
 
     def __init__(self, weights: Weights, prefix: str, config: ModelConfig, inject: bool = True):
         keys = Keys(weights.checkpoint)
-        self.weights = weights
+        self.weights, self.ops = weights, weights.ops
         self.streams = keys.count("hyper_connection.count")
         self.epsilon = config.rms_epsilon
         low_rank, width = keys.count("hyper_connection.low_rank"), self.streams * config.embedding_length
@@ -41,7 +39,7 @@ class HyperConnection:
     def read(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Streams float32 `[n, streams, width]` -> a block's input `[n, width]`, strength `[n, streams]`."""
         normalized = self._normalized(residual)
-        strength = 2 * torch.sigmoid(self.inject(normalized.flatten(1)) / self.streams)
+        strength = 2 * self.ops.sigmoid(self.inject(normalized.flatten(1)) / self.streams)
         return self._mix(normalized), strength
 
     @staticmethod
@@ -50,9 +48,9 @@ class HyperConnection:
         return residual + strength[:, :, None] * output[:, None]
 
     def _normalized(self, residual: torch.Tensor) -> torch.Tensor:
-        return rms_norm(residual, self.weights.get(self.norm).view(self.streams, -1), self.epsilon)
+        return self.ops.rms_norm(residual, self.weights.get(self.norm).view(self.streams, -1), self.epsilon)
 
     def _mix(self, normalized: torch.Tensor) -> torch.Tensor:
-        low = F.silu(self.down(normalized.flatten(1)) / self.streams)
-        gate = self.up(low).sigmoid().view_as(normalized)
-        return (gate * normalized).mean(1)
+        low = self.ops.silu(self.down(normalized.flatten(1)) / self.streams)
+        gated = (self.ops.sigmoid(self.up(low)).view_as(normalized) * normalized).unbind(1)
+        return sum(gated[1:], gated[0]) / self.streams  # in the order of the streams, however many rows

@@ -13,14 +13,27 @@ class Linear:
 
     def __init__(self, weights: Weights, name: str, num_out: int, num_in: int):
         self.weights = weights
-        self.name = weights.require(name, num_out, num_in)
+        self.name = weights.require_matrix(name, num_out, num_in)
         bias = name.removesuffix(".weight") + ".bias"
         self.bias = weights.require(bias, num_out) if bias in weights else None
 
+    @property
+    def matrix(self):
+        """What `weights.ops` multiplies with."""
+        return self.weights.matrix(self.name)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """`x` float32 `[..., num_in]` -> float32 `[..., num_out]`."""
-        y = x @ self.weights.get(self.name).T
+        return self._biased(self.weights.ops.matmul(x, self.matrix))
+
+    def _biased(self, y: torch.Tensor) -> torch.Tensor:
         return y if self.bias is None else y + self.weights.get(self.bias)
+
+
+def apply_all(x: torch.Tensor, *linears: Linear) -> list[torch.Tensor]:
+    """Each of `linears` on the same rows, which are quantised once where the ops quantise."""
+    products = linears[0].weights.ops.matmul_all(x, [linear.matrix for linear in linears])
+    return [linear._biased(y) for linear, y in zip(linears, products, strict=True)]
 
 
 class Embedding:

@@ -5,9 +5,7 @@ import torch
 from strata.errors import ModelFileError, UnsupportedModelError
 from strata.layers.feed_forward import FeedForward
 from strata.layers.linear import Linear
-from strata.layers.weights import Weights
-from strata.ops.activation import swiglu
-from strata.ops.router import route
+from strata.layers.weights import Stack, Weights
 
 
 def require_softmax_router(weights: Weights) -> None:
@@ -56,62 +54,51 @@ class Experts:
                 f"{weights.checkpoint.path}: {prefix} cannot use {expert_used_count} "
                 f"of {expert_count} experts"
             )
-        self.weights = weights
-        self.prefix = prefix
+        self.weights, self.ops = weights, weights.ops
         self.expert_used_count = expert_used_count
         self.normalize = normalize
         self.ffn_gate_inp = Linear(weights, f"{prefix}.ffn_gate_inp.weight", expert_count, width)
-        self.fused = f"{prefix}.ffn_gate_up_exps.weight" in weights
-        self.stacked = self.fused or f"{prefix}.ffn_gate.0.weight" not in weights
-        self._require(width, length, expert_count)
+        self.experts = weights.require_experts(*_stacks(weights, prefix, width, length, expert_count))
         self.shared = SharedExpert(weights, prefix, width, shared_length) if shared_length else None
-
-    def _require(self, width: int, length: int, expert_count: int) -> None:
-        shapes = {"ffn_gate": (length, width), "ffn_up": (length, width), "ffn_down": (width, length)}
-        if self.fused:
-            shapes = {"ffn_gate_up": (2 * length, width), "ffn_down": (width, length)}
-        for name, shape in shapes.items():
-            if self.stacked:
-                self.weights.require(f"{self.prefix}.{name}_exps.weight", expert_count, *shape)
-            else:
-                for expert in range(expert_count):
-                    self.weights.require(f"{self.prefix}.{name}.{expert}.weight", *shape)
-
-    def _matrix(self, name: str, expert: int) -> torch.Tensor:
-        if self.stacked:
-            return self.weights.get(f"{self.prefix}.{name}_exps.weight", expert)
-        return self.weights.get(f"{self.prefix}.{name}.{expert}.weight")
-
-    def _expert(self, expert: int, x: torch.Tensor) -> torch.Tensor:
-        """One expert's output for its tokens, float32 `[m, width]`; no other expert is decoded."""
-        if self.fused:
-            gate, up = (x @ self._matrix("ffn_gate_up", expert).T).chunk(2, -1)
-        else:
-            gate, up = x @ self._matrix("ffn_gate", expert).T, x @ self._matrix("ffn_up", expert).T
-        return swiglu(gate, up) @ self._matrix("ffn_down", expert).T
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 `[n, width]` -> float32 `[n, width]`."""
-        experts, weights = route(self.ffn_gate_inp(x), self.expert_used_count, self.normalize)
-        outputs = x.new_empty(*experts.shape, x.shape[-1])  # [n, used, width]
-        for expert in experts.unique().tolist():
-            tokens, slots = (experts == expert).nonzero(as_tuple=True)
-            outputs[tokens, slots] = self._expert(expert, x[tokens])
-        out = torch.zeros_like(x)
-        for slot in range(self.expert_used_count):  # in the router's order, wherever an expert ran
-            out += weights[:, slot, None] * outputs[:, slot]
+        ids, shares = self.ops.route(self.ffn_gate_inp(x), self.expert_used_count, self.normalize)
+        out = self.ops.experts(x, ids, shares, self.weights.experts(self.experts))
         return out if self.shared is None else out + self.shared(x)
+
+
+def _stacks(weights: Weights, prefix: str, width: int, length: int, count: int) -> list[Stack]:
+    """Gate, up and down of all experts, in the layout that the file has."""
+    shapes = {"ffn_gate": (length, width), "ffn_up": (length, width), "ffn_down": (width, length)}
+    fused = f"{prefix}.ffn_gate_up_exps.weight" in weights
+    stacked = fused or f"{prefix}.ffn_gate.0.weight" not in weights
+    if fused:
+        both = weights.require(f"{prefix}.ffn_gate_up_exps.weight", count, 2 * length, width)
+        down = weights.require(f"{prefix}.ffn_down_exps.weight", count, width, length)
+        return [
+            Stack((both,), count, length, width),
+            Stack((both,), count, length, width, first_row=length),
+            Stack((down,), count, width, length),
+        ]
+    stacks = []
+    for name, shape in shapes.items():
+        if stacked:
+            names = (weights.require(f"{prefix}.{name}_exps.weight", count, *shape),)
+        else:
+            names = tuple(weights.require(f"{prefix}.{name}.{e}.weight", *shape) for e in range(count))
+        stacks.append(Stack(names, count, *shape))
+    return stacks
 
 
 class SharedExpert:
     """`sigmoid(ffn_gate_inp_shexp . x) * expert(x)`, for every token."""
 
     def __init__(self, weights: Weights, prefix: str, width: int, length: int):
-        self.weights = weights
-        self.ffn_gate_inp_shexp = weights.require(f"{prefix}.ffn_gate_inp_shexp.weight", width)
+        self.ops = weights.ops
+        self.ffn_gate_inp_shexp = Linear(weights, f"{prefix}.ffn_gate_inp_shexp.weight", 1, width)
         self.feed_forward = FeedForward(weights, prefix, width, length, "_shexp")
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 `[n, width]` -> float32 `[n, width]`."""
-        gate = x @ self.weights.get(self.ffn_gate_inp_shexp)
-        return gate.sigmoid()[:, None] * self.feed_forward(x)
+        return self.ops.sigmoid(self.ffn_gate_inp_shexp(x)) * self.feed_forward(x)

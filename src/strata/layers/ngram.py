@@ -5,7 +5,6 @@ asked for are read.
 """
 
 import torch
-import torch.nn.functional as F
 
 from strata.errors import ModelFileError
 from strata.layers.convolution import CausalConvolution
@@ -13,7 +12,6 @@ from strata.layers.linear import Embedding, Linear
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
 from strata.ops.ngram_hash import ngram_rows
-from strata.ops.rms_norm import rms_norm
 
 
 class NgramTable:
@@ -114,7 +112,7 @@ class NgramMemory:
 
     def __init__(self, weights: Weights, prefix: str, config: ModelConfig):
         keys = Keys(weights.checkpoint)
-        self.weights = weights
+        self.weights, self.ops = weights, weights.ops
         self.epsilon = config.rms_epsilon
         self.streams, self.width = keys.count("hyper_connection.count"), config.embedding_length
         wide = self.streams * self.width
@@ -144,11 +142,11 @@ class NgramMemory:
         query = self._normalized(residual, self.ple_norm_query)
         fit = (key * query).sum(-1) / self.width**0.5  # [n, streams]
         fit = fit.abs().clamp_min(1e-6).sqrt() * fit.sign()
-        gated = fit.sigmoid()[:, :, None] * self.ple_value(embedding)[:, None]
+        gated = self.ops.sigmoid(fit)[:, :, None] * self.ple_value(embedding)[:, None]
         normalized = self._normalized(gated, self.ple_norm_conv).flatten(1)
         convolved, state.past = self.ple_conv1d(normalized, state.past)
-        return residual + gated + F.silu(convolved).view_as(residual)
+        return residual + gated + self.ops.silu(convolved).view_as(residual)
 
     def _normalized(self, x: torch.Tensor, name: str) -> torch.Tensor:
         """RMS norm of each stream by itself."""
-        return rms_norm(x, self.weights.get(name).view(self.streams, self.width), self.epsilon)
+        return self.ops.rms_norm(x, self.weights.get(name).view(self.streams, self.width), self.epsilon)

@@ -3,7 +3,6 @@
 import torch
 
 from strata.layers.weights import Weights
-from strata.ops.rms_norm import rms_norm
 
 
 class RMSNorm:
@@ -19,4 +18,4 @@ class RMSNorm:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 `[..., width]` -> the same shape."""
-        return rms_norm(x, self.weights.get(self.name), self.epsilon)
+        return self.weights.ops.rms_norm(x, self.weights.get(self.name), self.epsilon)

@@ -15,6 +15,7 @@ from strata.models.config import Keys, ModelConfig
 from strata.ops.rotary import rotate
 
 Angles = tuple[torch.Tensor, torch.Tensor]  # cos and sin of the positions, see `Rotary.angles`
+_BLOCK = 256  # positions whose angles are computed at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class Rotary:
             kept = _yarn_kept(dimension_count, freq_base, scaling)
             self.inv_freq = self.inv_freq / scaling.factor * (1 - kept) + self.inv_freq * kept
             self.attention_factor *= yarn_attention_factor(scaling.factor)
+        self._cos = self._sin = torch.empty(0, dimension_count // 2)
 
     @classmethod
     def from_checkpoint(cls, config: ModelConfig, weights: Weights, interleaved: bool = False) -> "Rotary":
@@ -112,8 +114,18 @@ class Rotary:
 
     def angles(self, positions: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """cos and sin, float32 `[n, dimension_count / 2]`, of int64 `positions` `[n]`."""
-        angles = positions.float()[:, None] * self.inv_freq
-        return angles.cos() * self.attention_factor, angles.sin() * self.attention_factor
+        last = int(positions.max())
+        while self._cos.shape[0] <= last:
+            self._grow()
+        return self._cos[positions], self._sin[positions]
+
+    def _grow(self) -> None:
+        """Twice the table, in blocks of one size: a vector of another length may round differently."""
+        for _ in range(max(1, self._cos.shape[0] // _BLOCK)):
+            first = self._cos.shape[0]
+            angles = torch.arange(first, first + _BLOCK).float()[:, None] * self.inv_freq
+            self._cos = torch.cat([self._cos, angles.cos() * self.attention_factor])
+            self._sin = torch.cat([self._sin, angles.sin() * self.attention_factor])
 
     def apply(self, x: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
         """Turn `x` float32 `[n, heads, dim]` by `positions` int64 `[n]`."""

@@ -15,10 +15,6 @@ from strata.layers.norm import RMSNorm
 from strata.layers.rotary import Angles, Rotary
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
-from strata.ops.attention import attend
-from strata.ops.block_selection import select_blocks
-from strata.ops.gathered_attention import attend_gathered
-from strata.ops.rotary import rotate
 
 
 class SparseState:
@@ -77,6 +73,7 @@ class Indexer:
 
     def __init__(self, weights: Weights, prefix: str, config: ModelConfig, rotary: Rotary, block_size: int):
         keys = Keys(weights.checkpoint)
+        self.ops = weights.ops
         self.rotary = rotary
         self.block_size = block_size
         self.head_count = keys.count("attention.indexer.head_count")
@@ -97,7 +94,7 @@ class Indexer:
     def queries(self, x: torch.Tensor, angles: Angles) -> torch.Tensor:
         """float32 `[n, width]` -> `[n, index heads, key_length]`."""
         q = self.q_norm(self.q_proj(x).view(x.shape[0], self.head_count, self.key_length))
-        return rotate(q, *angles)
+        return self.ops.rotate(q, *angles)
 
     def append(self, x: torch.Tensor, state: SparseState) -> None:
         """Pool, normalise and rotate the blocks that `x` `[n, width]` completes."""
@@ -123,6 +120,7 @@ class SparseAttention:
 
     def __init__(self, weights: Weights, prefix: str, config: ModelConfig, rotary: Rotary, block_size: int):
         keys = Keys(weights.checkpoint)
+        self.ops = weights.ops
         self.attention = GatedAttention(weights, prefix, config)
         self.indexer = Indexer(weights, prefix, config, rotary, block_size)
         self.block_size = block_size
@@ -149,11 +147,13 @@ class SparseAttention:
         parts = []
         if num_dense:
             end = position + num_dense
-            parts.append(attend(q[:num_dense], k[:end], v[:end], self.attention.scale))
+            parts.append(self.ops.attend(q[:num_dense], k[:end], v[:end], self.attention.scale))
         if num_dense < x.shape[0]:
             queries = self.indexer.queries(x[num_dense:], tuple(part[num_dense:] for part in angles))
             positions, visible = self._selected(queries, state.block_keys, position + num_dense)
-            parts.append(attend_gathered(q[num_dense:], k, v, self.attention.scale, positions, visible))
+            parts.append(
+                self.ops.attend_gathered(q[num_dense:], k, v, self.attention.scale, positions, visible)
+            )
         return self.attention.output(torch.cat(parts), gate)
 
     def _selected(
@@ -162,7 +162,7 @@ class SparseAttention:
         """Positions each query attends to, int64 `[n, keys]`, and which of them count, bool `[n, keys]`."""
         own = torch.arange(position, position + queries.shape[0])[:, None]  # [n, 1]
         num_complete = (own + 1) // self.block_size
-        blocks = select_blocks(queries, block_keys, num_complete[:, 0], self.budget)
+        blocks = self.ops.select_blocks(queries, block_keys, num_complete[:, 0], self.budget)
         inside = torch.arange(self.block_size)
         selected = (blocks[:, :, None] * self.block_size + inside).flatten(1)
         tail = num_complete * self.block_size + inside[:-1]  # tokens after the last complete block, if any

@@ -3,8 +3,8 @@
 from importlib import import_module
 
 from strata.errors import UnsupportedModelError
-from strata.formats.checkpoint import Checkpoint, open_checkpoint
-from strata.layers.weights import Weights
+from strata.formats.checkpoint import open_checkpoint
+from strata.layers.weights import DecodedWeights, Weights
 from strata.models.base import Model
 
 # GGUF architecture -> module in this package; each module defines `load(checkpoint, weights) -> Model`
@@ -19,20 +19,20 @@ ARCHITECTURES = {
 }
 
 
-def load_model(checkpoint: Checkpoint, cache_bytes: int) -> Model:
-    """Build the model of an opened checkpoint; decoded weights may take up to `cache_bytes` of memory.
+def load_model(weights: Weights) -> Model:
+    """Build the model of a checkpoint on `weights`, which are checked and not yet read.
 
     Raises:
         UnsupportedModelError: the architecture is unknown, or the file holds tensors the model would ignore.
         ModelFileError: a key or tensor is missing or has the wrong shape.
     """
+    checkpoint = weights.checkpoint
     module = ARCHITECTURES.get(checkpoint.architecture)
     if module is None:
         raise UnsupportedModelError(
             f"{checkpoint.path}: architecture {checkpoint.architecture!r} is not supported; "
             f"Strata knows {', '.join(sorted(ARCHITECTURES))}"
         )
-    weights = Weights(checkpoint, cache_bytes)
     model = import_module(f"strata.models.{module}").load(checkpoint, weights)
     unused = weights.unused()
     if unused:
@@ -43,4 +43,4 @@ def load_model(checkpoint: Checkpoint, cache_bytes: int) -> Model:
     return model
 
 
-__all__ = ["ARCHITECTURES", "Model", "load_model", "open_checkpoint"]
+__all__ = ["ARCHITECTURES", "DecodedWeights", "Model", "load_model", "open_checkpoint"]
