@@ -1,0 +1,117 @@
+// Matrices and experts as Python holds them: the planes they read stay alive as long as they do.
+#pragma once
+
+#include <nanobind/nanobind.h>
+#include <nanobind/ndarray.h>
+
+#include <limits>
+#include <string>
+
+#include "experts.hpp"
+
+namespace strata {
+
+namespace nb = nanobind;
+
+using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using ReadBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
+using Floats = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ReadFloats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+[[noreturn]] inline void fail(const std::string& message) { throw nb::value_error(message.c_str()); }
+
+inline void expect(const char* what, size_t got, size_t want) {
+    if (got != want)
+        fail(std::string(what) + " is " + std::to_string(got) + ", expected " + std::to_string(want));
+}
+
+inline int format_index(const std::string& name) {
+    int index = find_format(name.c_str());
+    if (index < 0) fail("no native kernel for quant format " + name);
+    return index;
+}
+
+// Checks the shape of a matrix against its format; sizes then fit in int and size_t.
+inline int checked_format(const std::string& name, int64_t n, int64_t k) {
+    int index = format_index(name);
+    int block = format_entry(index).layout.gguf_block;
+    constexpr int64_t limit = std::numeric_limits<int>::max() / 64;
+    if (n < 1 || k < 1 || n > limit || k > limit || k % block)
+        fail("a " + name + " matrix of shape [" + std::to_string(n) + ", " + std::to_string(k) +
+             "]: rows must be 1 to " + std::to_string(limit) + " and columns a multiple of " +
+             std::to_string(block) + " up to " + std::to_string(limit));
+    return index;
+}
+
+// A matrix that keeps its planes' buffer alive.
+struct BoundMatrix {
+    ReadBytes planes;
+    Matrix matrix;
+
+    BoundMatrix(const std::string& name, int64_t n, int64_t k, ReadBytes planes)
+        : planes(planes),
+          matrix(checked_format(name, n, k), static_cast<int>(n), static_cast<int>(k), planes.data()) {
+        expect("size of the planes in bytes", planes.size(), matrix.bytes());
+    }
+
+    void multiply(const Activations& x, Floats out) const {
+        expect("number of activations in a row", x.k(), matrix.k);
+        expect("rows of the output", out.shape(0), x.rows());
+        expect("columns of the output", out.shape(1), matrix.n);
+        float* to = out.data();
+        nb::gil_scoped_release release;
+        std::lock_guard lock(runtime().mutex);
+        const Kernels& kernels = *runtime().kernels;
+        runtime().pool->parallel_for(num_tiles(matrix.n), 1, [&](int begin, int end) {
+            multiply_tiles(kernels, matrix, x, to, matrix.n, begin, end);
+        });
+    }
+};
+
+using Ids = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ReadPlanes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+
+inline ExpertMatrices expert_matrices(const std::string& name, int64_t n, int64_t k, const ReadPlanes& planes) {
+    Matrix first(checked_format(name, n, k), static_cast<int>(n), static_cast<int>(k), planes.data());
+    expect("size of an expert's planes in bytes", planes.shape(1), first.bytes());
+    return {first, planes.shape(1), static_cast<int>(planes.shape(0))};
+}
+
+// The experts of a layer; keeps the buffers of their planes, uint8 [experts, plane bytes], alive.
+struct BoundExperts {
+    ReadPlanes gate_planes, up_planes, down_planes;
+    ExpertLayer layer;
+
+    BoundExperts(int64_t width, int64_t ff, const std::string& gate_format, ReadPlanes gate,
+                 const std::string& up_format, ReadPlanes up, const std::string& down_format, ReadPlanes down)
+        : gate_planes(gate),
+          up_planes(up),
+          down_planes(down),
+          layer{expert_matrices(gate_format, ff, width, gate), expert_matrices(up_format, ff, width, up),
+                expert_matrices(down_format, width, ff, down)} {
+        expect("number of up experts", layer.up.count, layer.gate.count);
+        expect("number of down experts", layer.down.count, layer.gate.count);
+    }
+
+    void run(ReadFloats x, Ids ids, ReadFloats weights, Floats out) const {
+        size_t rows = x.shape(0), slots = ids.shape(1);
+        expect("number of activations in a row", x.shape(1), layer.gate.first.k);
+        expect("rows of the output", out.shape(0), rows);
+        expect("columns of the output", out.shape(1), layer.gate.first.k);
+        expect("rows of the expert ids", ids.shape(0), rows);
+        expect("rows of the weights", weights.shape(0), rows);
+        expect("columns of the weights", weights.shape(1), slots);
+        const int32_t* id = ids.data();
+        for (size_t i = 0; i < rows * slots; ++i)
+            if (id[i] < 0 || id[i] >= layer.gate.count)
+                fail("expert id is " + std::to_string(id[i]) + ", expected 0 to " +
+                     std::to_string(layer.gate.count - 1));
+        const float *from = x.data(), *w = weights.data();
+        float* to = out.data();
+        nb::gil_scoped_release release;
+        std::lock_guard lock(runtime().mutex);
+        run_experts(runtime(), layer, from, id, w, static_cast<int>(rows), static_cast<int>(slots), to);
+    }
+};
+
+}  // namespace strata
