@@ -105,11 +105,22 @@ class Options(BaseModel):
         Flag("TOKENS"),
         Field(ge=16, description="Longest conversation in tokens; the model's own limit when not given."),
     ] = None
+    reference: Annotated[
+        bool,
+        Scope(*_ENGINE, "logits"),
+        Field(
+            description="Compute with torch on weights decoded to float32: slow, and what the kernels are "
+            "compared with."
+        ),
+    ] = False
     cache_mib: Annotated[
         int | None,
         Scope(*_ENGINE, "logits"),
         Flag("MIB"),
-        Field(ge=0, description="Memory for decoded weights; half of the free memory when not given."),
+        Field(
+            ge=0,
+            description="With --reference: memory for decoded weights; half of what is free when not given.",
+        ),
     ] = None
     keep_alive_s: Annotated[
         float,

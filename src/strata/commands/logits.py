@@ -4,9 +4,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-import psutil
 from rich.console import Console
-from rich.progress import track
+from rich.progress import Progress, track
 
 from strata.commands.model_path import model_path
 from strata.errors import StrataError
@@ -19,21 +18,28 @@ def run(options: Options) -> None:
     Raises:
         StrataError: the token file or a token in it is wrong, the model is scripted, the disk is full.
     """
-    import torch
-
+    from strata.engine.loading import load
     from strata.engine.worker import usable_cores
-    from strata.models import load_model, open_checkpoint
+    from strata.models import open_checkpoint
 
     if options.model.startswith("scripted:"):
         raise StrataError(f"{options.model}: a scripted model has no logits; name a GGUF file or a folder")
     tokens = read_tokens(options.tokens)
-    torch.set_num_threads(options.threads or usable_cores())
-    free_bytes = psutil.virtual_memory().available
-    cache_bytes = free_bytes // 2 if options.cache_mib is None else options.cache_mib * 2**20
-    model = load_model(open_checkpoint(model_path(options)), cache_bytes)
-    check_tokens(tokens, model.config.vocab_size, options.tokens)
-    write_logits(model, tokens, options.out)
-    print(f"{options.out}: float32 [{len(tokens)}, {model.config.vocab_size}]")
+    checkpoint = open_checkpoint(model_path(options))
+    threads = options.threads or usable_cores()
+    cache_bytes = None if options.cache_mib is None else options.cache_mib * 2**20
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("loading")
+        loaded = load(
+            checkpoint,
+            threads,
+            options.reference,
+            cache_bytes,
+            lambda done, total: progress.update(task, completed=done, total=total),
+        )
+    check_tokens(tokens, loaded.model.config.vocab_size, options.tokens)
+    write_logits(loaded.model, tokens, options.out)
+    print(f"{options.out}: float32 [{len(tokens)}, {loaded.model.config.vocab_size}]")
 
 
 def read_tokens(path: Path) -> list[int]:

@@ -81,7 +81,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     load_s: float
     memory: dict[str, int]  # tier -> bytes, e.g. "mapped file", "decoded weights, at most"
     threads: int
-    kernels: str  # what computes, e.g. "torch 2.13.0 (CPU)"
+    kernels: str  # what computes, e.g. "avx2, 2 threads"
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -174,6 +174,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     model: str  # path of a model, or `scripted:FILE.jsonl`
     lanes: int = 4  # requests answered at the same time
     threads: int | None = None  # None: the physical cores this process may use
+    reference: bool = False  # torch on decoded weights instead of the processor's kernels
     cache_bytes: int | None = None  # for decoded weights; None: half of the free memory
     context: int | None = None  # None: the model's own limit
     checkpoint_bytes: int = 256 << 20  # for copies of recurrent states, per lane

@@ -5,21 +5,20 @@ input says, by ending, that the server is gone. Standard error is its log.
 """
 
 import faulthandler
-import math
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import psutil
-import torch
 import zmq
 
 from strata.engine.lane import Lane, ModelLane
+from strata.engine.loading import load
 from strata.engine.messages import (
     Cancel,
     EngineConfig,
@@ -40,8 +39,7 @@ from strata.engine.process import Launch
 from strata.engine.scheduler import Scheduler
 from strata.engine.scripted import CONTEXT_LENGTH, PREFIX, load_script
 from strata.errors import StrataError
-from strata.formats.checkpoint import TensorInfo
-from strata.models import load_model, open_checkpoint
+from strata.models import open_checkpoint
 
 LINGER_MS = 1000  # for the last events to leave
 
@@ -88,25 +86,21 @@ def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> tupl
     """Lanes that share the model at path `config.model`."""
     start = time.monotonic()
     path = Path(config.model)
-    emit(LoadProgress(0, 2, f"opening {path.name}"))
+    emit(LoadProgress(0, 1, f"opening {path.name}"))
     threads = config.threads or usable_cores()
-    torch.set_num_threads(threads)
     checkpoint = open_checkpoint(path)
-    emit(LoadProgress(1, 2, f"building {checkpoint.architecture}"))
-    cache_bytes = psutil.virtual_memory().available // 2 if config.cache_bytes is None else config.cache_bytes
-    model = load_model(checkpoint, cache_bytes)
+    progress = _Throttle(lambda done, total: emit(LoadProgress(done, total, f"loading {path.name}")))
+    loaded = load(checkpoint, threads, config.reference, config.cache_bytes, progress)
+    model = loaded.model
     info = ModelInfo(
         name=checkpoint.metadata.get("general.name") or path.stem,
         architecture=checkpoint.architecture,
         vocab_size=model.config.vocab_size,
         context_length=min(config.context or model.config.context_length, model.config.context_length),
         load_s=time.monotonic() - start,
-        memory={
-            "mapped file": sum(tensor.num_bytes for tensor in checkpoint.tensors.values()),
-            "RAM decoded weights, at most": min(cache_bytes, decoded_bytes(checkpoint.tensors.values())),
-        },
+        memory=loaded.memory,
         threads=threads,
-        kernels=f"torch {torch.__version__}, CPU, float32",
+        kernels=loaded.kernels,
     )
     return [ModelLane(model, config.checkpoint_bytes) for _ in range(config.lanes)], info
 
@@ -128,9 +122,18 @@ def load_scripted(config: EngineConfig, emit: Callable[[Event], None]) -> tuple[
     return [script.new_lane() for _ in range(config.lanes)], info
 
 
-def decoded_bytes(tensors: Iterable[TensorInfo]) -> int:
-    """Bytes of tensors as float32."""
-    return sum(4 * math.prod(tensor.shape) for tensor in tensors)
+class _Throttle:
+    """Passes on the last call and, of the others, ten a second."""
+
+    def __init__(self, report: Callable[[int, int], None]):
+        self.report = report
+        self.next = 0.0
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now >= self.next or done == total:
+            self.next = now + 0.1
+            self.report(done, total)
 
 
 def usable_cores() -> int:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # the server reads vocabularies through this module and has no other use for torch
+    import numpy as np
     import torch
 
 
@@ -36,6 +37,11 @@ class Checkpoint(ABC):
     @abstractmethod
     def read(self, name: str, index: int | None = None) -> "torch.Tensor":
         """Decode a tensor, or the slice `[index]` of its first dimension, to a new float32 tensor."""
+
+    def raw(self, name: str, index: int | None = None) -> "np.ndarray | None":
+        """The bytes of a tensor or of its slice `[index]`, uint8, a view; None where they are not stored in
+        blocks of the tensor's `format` one after the other."""
+        return None
 
     @abstractmethod
     def read_rows(self, name: str, rows: "torch.Tensor") -> "torch.Tensor":

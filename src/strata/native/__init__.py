@@ -4,6 +4,15 @@ The extension module `_core` is built from the C++ beside this file. docs/NUMERI
 """
 
 from strata.native.experts import ExpertPlanes, Experts
-from strata.native.matrix import Activations, Matrix, isa, num_threads, set_num_threads
+from strata.native.matrix import Activations, Matrix, formats, isa, num_threads, set_num_threads
 
-__all__ = ["Activations", "ExpertPlanes", "Experts", "Matrix", "isa", "num_threads", "set_num_threads"]
+__all__ = [
+    "Activations",
+    "ExpertPlanes",
+    "Experts",
+    "Matrix",
+    "formats",
+    "isa",
+    "num_threads",
+    "set_num_threads",
+]

@@ -1,6 +1,6 @@
 """Quantised matrices in planes, and products with them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -66,6 +66,22 @@ class Activations:
         self.core = _core.quantize(as_rows(x))
 
 
+@cache
+def formats() -> frozenset[str]:
+    """ggml's names of the formats that have kernels."""
+    return frozenset(_core.formats())
+
+
+def plane_bytes(format: str, num_out: int, num_in: int) -> int:
+    """Bytes of the planes of a matrix `[num_out, num_in]`."""
+    return _core.plane_bytes(format, num_out, num_in)
+
+
+def pack(format: str, num_out: int, num_in: int, blocks: np.ndarray, planes: np.ndarray) -> None:
+    """Rearrange GGUF blocks, uint8 of any shape, into `planes` `[plane bytes]`; ValueError: wrong sizes."""
+    _core.pack(format, num_out, num_in, blocks.reshape(-1), planes)
+
+
 @dataclass(frozen=True, slots=True)
 class Matrix:
     """A matrix `[num_out, num_in]` in the planes of a quant format.
@@ -80,6 +96,7 @@ class Matrix:
     num_in: int
     planes: np.ndarray
     core: _core.Matrix
+    scale: float | None = None  # factor of every product (NVFP4 files have one beside the matrix)
 
     @classmethod
     def from_planes(cls, format: str, num_out: int, num_in: int, planes: np.ndarray) -> "Matrix":
@@ -90,9 +107,13 @@ class Matrix:
     @classmethod
     def from_gguf(cls, format: str, num_out: int, num_in: int, blocks: np.ndarray) -> "Matrix":
         """Pack GGUF blocks, uint8 of any shape, into new planes; ValueError where sizes do not fit."""
-        planes = empty_planes(_core.plane_bytes(format, num_out, num_in))
-        _core.pack(format, num_out, num_in, blocks.reshape(-1), planes)
+        planes = empty_planes(plane_bytes(format, num_out, num_in))
+        pack(format, num_out, num_in, blocks, planes)
         return cls.from_planes(format, num_out, num_in, planes)
+
+    def scaled(self, scale: float) -> "Matrix":
+        """The same planes, every product times `scale`."""
+        return replace(self, scale=scale)
 
     def multiply(self, x: Activations | torch.Tensor) -> torch.Tensor:
         """`x @ W.T` by the numeric contract: float32 `[..., num_in]` -> float32 `[..., num_out]`."""

@@ -68,6 +68,7 @@ class Backend:
                 model=options.model,
                 lanes=options.lanes,
                 threads=options.threads,
+                reference=options.reference,
                 cache_bytes=None if options.cache_mib is None else options.cache_mib << 20,
                 context=options.context,
             ),
