@@ -20,6 +20,8 @@ struct Avx2 {
         __m256i value, magnitude;
     };
 
+    static constexpr int signed_offset = 0;
+
     // vpmaddubsw adds two products in an int16: at most 2 * 127 * max_code.
     static constexpr int run(int max_code) {
         int n = 32767 / (2 * 127 * max_code);
@@ -68,10 +70,8 @@ struct Avx2 {
 
     static Int zero() { return _mm256_setzero_si256(); }
     static Int add(Int a, Int b) { return _mm256_add_epi32(a, b); }
-    static Int sub(Int a, Int b) { return _mm256_sub_epi32(a, b); }
 
     static __m256i spread(uint32_t a) { return _mm256_set1_epi32(static_cast<int>(a)); }
-    static Dot dot(Word codes, uint32_t a) { return _mm256_maddubs_epi16(codes, spread(a)); }
     static Signed prepare(Word codes) { return {codes, _mm256_abs_epi8(codes)}; }
     template <int g>
     static Signed apply_signs(Word magnitudes, Word signs) {
@@ -85,9 +85,12 @@ struct Avx2 {
         __m256i negative = _mm256_cmpeq_epi8(own, bits);
         return {_mm256_or_si256(negative, _mm256_set1_epi8(1)), magnitudes};
     }
+    static void multiply_add(Dot& sum, Word codes, uint32_t a) {
+        add_dots(sum, _mm256_maddubs_epi16(codes, spread(a)));
+    }
     // |code| * (sign(code) * a): -128 is safe as an unsigned magnitude, and a is never -128.
-    static Dot dot_signed(Signed codes, uint32_t a) {
-        return _mm256_maddubs_epi16(codes.magnitude, _mm256_sign_epi8(spread(a), codes.value));
+    static void multiply_add(Dot& sum, Signed codes, uint32_t a) {
+        add_dots(sum, _mm256_maddubs_epi16(codes.magnitude, _mm256_sign_epi8(spread(a), codes.value)));
     }
     // GCC would otherwise multiply everything first and add at the end, through the stack.
     static void add_dots(Dot& a, Dot b) {
@@ -108,13 +111,17 @@ struct Avx2 {
         __m128i both = half ? _mm_unpackhi_epi8(a, b) : _mm_unpacklo_epi8(a, b);
         return is_signed ? _mm256_cvtepi8_epi16(both) : _mm256_cvtepu8_epi16(both);
     }
+    template <bool is_signed>
+    static Int scale(Bytes16 b, int half) {
+        return pairs<is_signed>(b, b, half);
+    }
     static Int constant_pairs(int low, int high) {
         return spread(static_cast<uint16_t>(low) | static_cast<uint32_t>(static_cast<uint16_t>(high)) << 16);
     }
     static Int times(Int a, int n) {
         return _mm256_mullo_epi16(a, _mm256_set1_epi16(static_cast<int16_t>(n)));
     }
-    static Int multiply_pairs(Int p, uint32_t s) { return _mm256_madd_epi16(p, spread(s)); }
+    static Int add_pairs(Int sum, Int p, uint32_t s) { return add(sum, _mm256_madd_epi16(p, spread(s))); }
 
     static Float zero_float() { return _mm256_setzero_ps(); }
     static Float broadcast(float x) { return _mm256_set1_ps(x); }

@@ -24,7 +24,12 @@ struct Portable {
         uint8_t v[16];
     };  // one byte for each row of a tile
     using Dot = Int;  // products on the way to an Int
-    using Signed = Word;
+    struct Signed {
+        uint32_t v[lanes];
+    };  // four signed bytes
+
+    // What prepare() and apply_signs() add to signed codes; the sums of activation codes take it off again.
+    static constexpr int signed_offset = 0;
 
     // How many dots may be added up before `Dot` could overflow, for codes of magnitude `max_code`.
     static constexpr int run(int) { return 8; }
@@ -102,23 +107,12 @@ struct Portable {
     static Int add(Int a, Int b) {
         return each<Int>([&](int i) { return a.v[i] + b.v[i]; });
     }
-    static Int sub(Int a, Int b) {
-        return each<Int>([&](int i) { return a.v[i] - b.v[i]; });
-    }
 
-    // Unsigned codes times signed activation codes, four products added up in each lane.
-    static Dot dot(Word codes, uint32_t a) {
-        return each<Dot>([&](int i) {
-            int32_t s = 0;
-            for (int j = 0; j < 4; ++j) s += byte(codes.v[i], j) * signed_byte(a, j);
-            return s;
-        });
-    }
-    static Signed prepare(Word codes) { return codes; }
+    static Signed prepare(Word codes) { return std::bit_cast<Signed>(codes); }
     // Magnitudes (below 128) with the signs of bits 4g to 4g+3 of each lane.
     template <int g>
     static Signed apply_signs(Word magnitudes, Word signs) {
-        return each<Word>([&](int i) {
+        return each<Signed>([&](int i) {
             uint32_t r = 0;
             for (int j = 0; j < 4; ++j) {
                 int x = byte(magnitudes.v[i], j);
@@ -127,18 +121,27 @@ struct Portable {
             return r;
         });
     }
-    static Dot dot_signed(Signed codes, uint32_t a) {
-        return each<Dot>([&](int i) {
-            int32_t s = 0;
-            for (int j = 0; j < 4; ++j) s += signed_byte(codes.v[i], j) * signed_byte(a, j);
-            return s;
-        });
+    // Adds, in each lane, the products of four codes with four signed activation codes.
+    static void multiply_add(Dot& sum, Word codes, uint32_t a) {
+        for (int i = 0; i < lanes; ++i)
+            for (int j = 0; j < 4; ++j) sum.v[i] += byte(codes.v[i], j) * signed_byte(a, j);
     }
-    static void add_dots(Dot& a, Dot b) { a = add(a, b); }
+    static void multiply_add(Dot& sum, Signed codes, uint32_t a) {
+        for (int i = 0; i < lanes; ++i)
+            for (int j = 0; j < 4; ++j) sum.v[i] += signed_byte(codes.v[i], j) * signed_byte(a, j);
+    }
     static const uint32_t* hide(const uint32_t* p) { return p; }  // a hint for other compilers' registers
     static Int add_dot(Int sum, Dot d) { return add(sum, d); }
-    static Int add_dot(Int sum, Dot d, Int pairs) {
-        return each<Int>([&](int i) { return sum.v[i] + d.v[i] * low16(pairs.v[i]); });
+    static Int add_dot(Int sum, Dot d, Int scale) {
+        return each<Int>([&](int i) { return sum.v[i] + d.v[i] * scale.v[i]; });
+    }
+    // A factor for add_dot: the bytes of half `half`.
+    template <bool is_signed>
+    static Int scale(Bytes16 b, int half) {
+        return each<Int>([&](int i) {
+            uint8_t x = b.v[half * lanes + i];
+            return is_signed ? int8_t(x) : x;
+        });
     }
 
     // Pairs of int16 in each lane: (a[row], b[row]) for the rows of half `half`.
@@ -162,9 +165,10 @@ struct Portable {
                                                                        << 16);
         });
     }
-    // low * s_low + high * s_high.
-    static Int multiply_pairs(Int p, uint32_t s) {
-        return each<Int>([&](int i) { return low16(p.v[i]) * low16(s) + high16(p.v[i]) * high16(s); });
+    // sum + low * s_low + high * s_high.
+    static Int add_pairs(Int sum, Int p, uint32_t s) {
+        return each<Int>(
+            [&](int i) { return sum.v[i] + low16(p.v[i]) * low16(s) + high16(p.v[i]) * high16(s); });
     }
 
     static Float zero_float() { return Float{}; }

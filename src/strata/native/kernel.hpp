@@ -38,6 +38,7 @@ struct TileKernel {
     static constexpr bool is_grid = f.grid.weights != 0;
     static constexpr int run = I::run(f.max_code) < groups ? I::run(f.max_code) : groups;
     static constexpr bool sub_signed = f.sub == Sub::i8;
+    static constexpr int offset = f.offset + (is_signed ? I::signed_offset : 0);
     static_assert(f.span() % kStep == 0 || kStep % f.span() == 0);
 
     using Word = typename I::Word;
@@ -135,13 +136,8 @@ struct TileKernel {
             STRATA_UNROLL
             for (int j = 0; j < run; ++j) {
                 const uint32_t* x = a + (g + j) * M;
-                if constexpr (is_signed) {
-                    STRATA_UNROLL
-                    for (int m = 0; m < M; ++m) I::add_dots(dots[m], I::dot_signed(codes[g + j], x[m]));
-                } else {
-                    STRATA_UNROLL
-                    for (int m = 0; m < M; ++m) I::add_dots(dots[m], I::dot(codes[g + j], x[m]));
-                }
+                STRATA_UNROLL
+                for (int m = 0; m < M; ++m) I::multiply_add(dots[m], codes[g + j], x[m]);
             }
             STRATA_UNROLL
             for (int m = 0; m < M; ++m)
@@ -152,23 +148,23 @@ struct TileKernel {
     // The terms of a step that meet only sums of activation codes: offsets of codes, and minima.
     static STRATA_INLINE void add_sums(const Tile& t, const uint32_t* sums, int step, int half, int part,
                                        Int* sum, Int* minimum) {
-        if constexpr (f.offset != 0) {
+        if constexpr (offset != 0) {
             Int pairs;
             if constexpr (f.has_sub()) {
-                pairs = I::times(step_pairs(t.sub, sub_step(step), half, false), f.offset);
+                pairs = I::times(step_pairs(t.sub, sub_step(step), half, false), -offset);
             } else {
-                pairs = I::constant_pairs(parts == 2 && part == 1 ? 0 : f.offset,
-                                          parts == 2 && part == 0 ? 0 : f.offset);
+                pairs = I::constant_pairs(parts == 2 && part == 1 ? 0 : -offset,
+                                          parts == 2 && part == 0 ? 0 : -offset);
             }
             STRATA_UNROLL
-            for (int m = 0; m < M; ++m) sum[m] = I::sub(sum[m], I::multiply_pairs(pairs, sums[m]));
+            for (int m = 0; m < M; ++m) sum[m] = I::add_pairs(sum[m], pairs, sums[m]);
         }
         if constexpr (f.minimum != Minimum::none) {
             Int pairs = f.minimum == Minimum::f16
                             ? I::constant_pairs(1, 1)
                             : step_pairs(f.has_sub_minima_plane() ? t.sub_minimum : t.sub, step, half, true);
             STRATA_UNROLL
-            for (int m = 0; m < M; ++m) minimum[m] = I::add(minimum[m], I::multiply_pairs(pairs, sums[m]));
+            for (int m = 0; m < M; ++m) minimum[m] = I::add_pairs(minimum[m], pairs, sums[m]);
         }
     }
 
@@ -240,7 +236,7 @@ struct TileKernel {
                 Int scale = I::zero();
                 if constexpr (f.has_sub()) {
                     auto bytes = sub_bytes(t.sub, sub_step(step) * per_step + s, false);
-                    scale = I::template pairs<sub_signed>(bytes, bytes, half);
+                    scale = I::template scale<sub_signed>(bytes, half);
                 }
                 add_products(codes, a, s * groups, &scale, sum);
             }
