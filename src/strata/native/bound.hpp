@@ -34,7 +34,7 @@ inline int format_index(const std::string& name) {
 // Checks the shape of a matrix against its format; sizes then fit in int and size_t.
 inline int checked_format(const std::string& name, int64_t n, int64_t k) {
     int index = format_index(name);
-    int block = format_entry(index).layout.gguf_block;
+    int block = format_layout(index).gguf_block;
     constexpr int64_t limit = std::numeric_limits<int>::max() / 64;
     if (n < 1 || k < 1 || n > limit || k > limit || k % block)
         fail("a " + name + " matrix of shape [" + std::to_string(n) + ", " + std::to_string(k) +

@@ -16,25 +16,23 @@ namespace {
 
 size_t plane_bytes(const std::string& name, int64_t n, int64_t k) {
     int index = checked_format(name, n, k);
-    return plan_tile(format_entry(index).layout, k).bytes * num_tiles(static_cast<int>(n));
+    return plan_tile(format_layout(index), k).bytes * num_tiles(static_cast<int>(n));
 }
 
 void pack(const std::string& name, int64_t n, int64_t k, ReadBytes blocks, Bytes planes) {
     int index = checked_format(name, n, k);
-    const FormatEntry& entry = format_entry(index);
-    size_t row_bytes = static_cast<size_t>(k) / entry.layout.gguf_block * entry.layout.gguf_bytes;
-    size_t tile_bytes = plan_tile(entry.layout, k).bytes;
+    const Layout& layout = format_layout(index);
+    size_t row_bytes = static_cast<size_t>(k) / layout.gguf_block * layout.gguf_bytes;
     expect("size of the blocks in bytes", blocks.size(), row_bytes * n);
     expect("size of the planes in bytes", planes.size(), plane_bytes(name, n, k));
+    expect("address of the planes modulo 64", reinterpret_cast<uintptr_t>(planes.data()) % 64, 0);
     const uint8_t* from = blocks.data();
     uint8_t* to = planes.data();
     nb::gil_scoped_release release;
     std::lock_guard lock(runtime().mutex);
+    const Kernels& kernels = *runtime().kernels;
     runtime().pool->parallel_for(num_tiles(static_cast<int>(n)), 1, [&](int begin, int end) {
-        for (int t = begin; t < end; ++t) {
-            int rows = std::min(kTileRows, static_cast<int>(n) - t * kTileRows);
-            entry.pack(from + t * kTileRows * row_bytes, rows, static_cast<int>(k), to + t * tile_bytes);
-        }
+        pack_tiles(kernels, index, static_cast<int>(n), static_cast<int>(k), from, to, begin, end);
     });
 }
 
@@ -96,7 +94,7 @@ void set_grid(const std::string& name, ReadBytes bytes) {
 
 std::vector<std::string> formats() {
     std::vector<std::string> names;
-    for (int i = 0; i < kNumFormats; ++i) names.push_back(format_entry(i).layout.name);
+    for (int i = 0; i < kNumFormats; ++i) names.push_back(format_layout(i).name);
     return names;
 }
 

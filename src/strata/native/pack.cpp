@@ -1,5 +1,6 @@
 #include "pack.hpp"
 
+#include <algorithm>
 #include <array>
 #include <cstring>
 
@@ -91,6 +92,13 @@ void pack_tile(const uint8_t* blocks, int rows, int k, uint8_t* tile) {
     }
 }
 
+using PackTile = void (*)(const uint8_t* blocks, int rows, int k, uint8_t* tile);
+
+struct FormatEntry {
+    Layout layout;
+    PackTile pack;
+};
+
 template <class... F>
 constexpr std::array<FormatEntry, kNumFormats> make_entries(std::tuple<F...>*) {
     return {FormatEntry{F::layout, &pack_tile<F>}...};
@@ -100,12 +108,29 @@ constexpr auto kEntries = make_entries(static_cast<Formats*>(nullptr));
 
 }  // namespace
 
-const FormatEntry& format_entry(int index) { return kEntries[index]; }
+const Layout& format_layout(int index) { return kEntries[index].layout; }
 
 int find_format(const char* name) {
     for (int i = 0; i < kNumFormats; ++i)
         if (!std::strcmp(kEntries[i].layout.name, name)) return i;
     return -1;
+}
+
+void pack_tiles(const Kernels& kernels, int format, int n, int k, const uint8_t* blocks, uint8_t* planes,
+                int begin, int end) {
+    const auto& [layout, pack] = kEntries[format];
+    size_t tile_blocks = static_cast<size_t>(k) / layout.gguf_block * layout.gguf_bytes * kTileRows;
+    TilePlan plan = plan_tile(layout, k);
+#if defined(STRATA_X86)
+    if (int full = std::min(end, n / kTileRows); &kernels != &portable_kernels() && begin < full) {
+        avx2_repack(format)(blocks + begin * tile_blocks, k, plan, planes + begin * plan.bytes, full - begin);
+        begin = full;
+    }
+#endif
+    for (int t = begin; t < end; ++t) {
+        int rows = std::min(kTileRows, n - t * kTileRows);
+        pack(blocks + t * tile_blocks, rows, k, planes + t * plan.bytes);
+    }
 }
 
 }  // namespace strata

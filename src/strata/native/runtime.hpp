@@ -24,7 +24,7 @@ struct Matrix {
     TilePlan plan;
 
     Matrix(int format, int n, int k, const uint8_t* planes)
-        : format(format), n(n), k(k), planes(planes), plan(plan_tile(format_entry(format).layout, k)) {}
+        : format(format), n(n), k(k), planes(planes), plan(plan_tile(format_layout(format), k)) {}
     size_t bytes() const { return plan.bytes * num_tiles(n); }
 };
 

@@ -1,0 +1,58 @@
+"""Packing: the fast path writes the bytes of the plain one."""
+
+import numpy as np
+import pytest
+
+from strata.formats.quants import FORMATS
+from strata.native import Matrix, _core
+from strata.native.matrix import empty_planes
+
+
+@pytest.fixture(autouse=True)
+def keep_isa():
+    before = _core.isa()
+    yield
+    _core.use_isa(before)
+
+
+def pack(isa: str, name: str, num_out: int, num_in: int, blocks: np.ndarray) -> np.ndarray:
+    _core.use_isa(isa)
+    planes = empty_planes(_core.plane_bytes(name, num_out, num_in))
+    planes[:] = 0  # a tile's padding is not written
+    _core.pack(name, num_out, num_in, blocks, planes)
+    return planes
+
+
+@pytest.mark.parametrize("name", _core.formats())
+def test_every_instruction_set_writes_the_same_planes(name):
+    fmt = FORMATS[name]
+    for num_out, blocks_per_row in (
+        (37, 1),
+        (16, 2),
+        (32, 3),
+        (7, 5),
+    ):  # odd counts: planes end inside cache lines
+        num_in = fmt.block_size * blocks_per_row
+        rng = np.random.default_rng(blocks_per_row)
+        blocks = rng.integers(0, 256, num_out * blocks_per_row * fmt.block_bytes, dtype=np.uint8)
+        want = pack("portable", name, num_out, num_in, blocks)
+        for isa in _core.isas():
+            np.testing.assert_array_equal(pack(isa, name, num_out, num_in, blocks), want)
+
+
+def test_threads_share_a_matrix(threads):
+    blocks = np.random.default_rng(0).integers(0, 256, 1000 * 144, dtype=np.uint8)
+    want = pack("portable", "Q4_K", 1000, 256, blocks)
+    for isa in _core.isas():
+        np.testing.assert_array_equal(pack(isa, "Q4_K", 1000, 256, blocks), want)
+
+
+def test_planes_must_start_a_cache_line():
+    planes = empty_planes(_core.plane_bytes("Q4_0", 32, 32) + 64)[8:-56]
+    with pytest.raises(ValueError, match="modulo 64 is 8, expected 0"):
+        _core.pack("Q4_0", 32, 32, np.zeros(32 * 18, np.uint8), planes)
+
+
+def test_packed_planes_start_a_cache_line():
+    planes = Matrix.from_gguf("Q4_0", 16, 32, np.zeros(16 * 18, np.uint8)).planes
+    assert planes.ctypes.data % 64 == 0
