@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "bind_ops.hpp"
 #include "bound.hpp"
 #include "products.hpp"
 
@@ -125,4 +126,5 @@ NB_MODULE(_core, m) {
                       const std::string&, ReadPlanes>(),
              "width"_a, "ff"_a, "gate_format"_a, "gate"_a, "up_format"_a, "up"_a, "down_format"_a, "down"_a)
         .def("run", &BoundExperts::run, "x"_a, "ids"_a, "weights"_a, "out"_a);
+    bind_ops(m);
 }

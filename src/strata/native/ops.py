@@ -1,19 +1,20 @@
-"""Every op that layers call, on the processor's kernels; names and signatures of `strata.ops.reference`."""
+"""Every op that layers call, on the processor's kernels; names and signatures of `strata.ops.reference`.
 
+A row of a batch is computed as if it were alone, in one order of operations: neither the other rows, nor how
+a prompt was cut, nor threads, nor the instruction set is visible in its bits. Tensors must lie on the CPU and
+be contiguous in their last dimension; TypeError and ValueError else.
+"""
+
+from strata.native._core import attend, rms_norm, rotate, route, swiglu
 from strata.native.products import experts, feed_forward, matmul, matmul_all
 from strata.ops.reference import (
-    attend,
     attend_gathered,
     causal_convolution,
     delta_rule,
-    rms_norm,
-    rotate,
-    route,
     select_blocks,
     sigmoid,
     silu,
     softplus,
-    swiglu,
 )
 
 __all__ = [

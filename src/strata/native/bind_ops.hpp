@@ -1,0 +1,10 @@
+// What the parts of strata.native._core beside core.cpp add to it.
+#pragma once
+
+#include <nanobind/nanobind.h>
+
+namespace strata {
+
+void bind_ops(nanobind::module_& m);
+
+}  // namespace strata

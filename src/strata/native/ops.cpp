@@ -1,0 +1,168 @@
+// The ops between the products as Python sees them: torch tensors in, torch tensors out.
+#include "ops.hpp"
+
+#include <nanobind/stl/optional.h>
+
+#include <algorithm>
+#include <optional>
+#include <string>
+
+#include "attention.hpp"
+#include "bind_ops.hpp"
+#include "runtime.hpp"
+#include "tensor.hpp"
+
+namespace strata {
+
+const OpKernels& op_kernels() {
+#if defined(STRATA_X86)
+    if (runtime().kernels != &portable_kernels()) return avx2_op_kernels();
+#endif
+    return portable_op_kernels();
+}
+
+namespace {
+
+using namespace nb::literals;
+
+// Sharing a loop costs some microseconds: as long as 64 KiB take one thread.
+constexpr int64_t kWorthSharing = 1 << 16;
+
+// Calls work(begin, end) for [0, n), by all threads where the whole touches enough bytes.
+template <class Work>
+void share(int64_t n, int64_t bytes, const Work& work) {
+    if (bytes < kWorthSharing) return work(0, static_cast<int>(n));
+    nb::gil_scoped_release release;
+    std::lock_guard lock(runtime().mutex);
+    runtime().pool->parallel_for(static_cast<int>(n), 1, work);
+}
+
+void expect_same_shape(const char* name, const Floats& got, const Floats& want) {
+    if (got.ndim != want.ndim || got.shape != want.shape) bad_shape(name, "has another shape");
+}
+
+nb::object rms_norm(const Floats& x, const Floats& weight, float epsilon) {
+    bool per_row = weight.ndim > 1;  // [streams, width] for x [n, streams, width]
+    if (weight.ndim > 2 || weight.size(0) != x.size(0) || (per_row && weight.size(1) != x.size(1)))
+        bad_shape("weight", "does not fit the last dimensions of x");
+    float* out;
+    nb::object result = empty_like(x, &out);
+    const OpKernels& kernels = op_kernels();
+    int width = static_cast<int>(x.size(0));
+    share(x.num_rows(), x.num_elements() * 8, [&](int begin, int end) {
+        for (int64_t i = begin; i < end; ++i)
+            kernels.rms_norm(x.row(i), weight.data + i % weight.size(1) * weight.step(1), epsilon, width,
+                             out + i * width);
+    });
+    return result;
+}
+
+nb::object rotate(const Floats& x, const Floats& cos, const Floats& sin, bool interleaved) {
+    if (x.ndim != 3) bad_shape("x", "must be [n, heads, dim]");
+    int64_t dim = x.size(0), heads = x.size(1), pairs = cos.size(0);
+    if (2 * pairs > dim) bad_shape("cos", "turns more values than a head has");
+    cos.expect("cos", {x.size(2), pairs});
+    sin.expect("sin", {x.size(2), pairs});
+    float* out;
+    nb::object result = empty_like(x, &out);
+    const OpKernels& kernels = op_kernels();
+    share(x.num_rows(), x.num_elements() * 8, [&](int begin, int end) {
+        for (int64_t i = begin; i < end; ++i)
+            kernels.rotate(x.row(i), cos.row(i / heads), sin.row(i / heads), static_cast<int>(pairs),
+                           static_cast<int>(dim), interleaved, out + i * dim);
+    });
+    return result;
+}
+
+nb::object swiglu(const Floats& gate, const Floats& up) {
+    expect_same_shape("up", up, gate);
+    float* out;
+    nb::object result = empty_like(gate, &out);
+    const OpKernels& kernels = op_kernels();
+    int width = static_cast<int>(gate.size(0));
+    // an exponential is worth some loads
+    share(gate.num_rows(), gate.num_elements() * 32, [&](int begin, int end) {
+        for (int64_t i = begin; i < end; ++i) kernels.swiglu(gate.row(i), up.row(i), width, out + i * width);
+    });
+    return result;
+}
+
+// The num_used largest of n probabilities, largest first, equal ones in ascending order.
+void choose(const float* probabilities, int n, int num_used, int64_t* experts, float* weights) {
+    int count = 0;
+    for (int i = 0; i < n; ++i) {
+        float p = probabilities[i];
+        if (count == num_used && !(p > weights[count - 1])) continue;
+        int at = count < num_used ? count++ : count - 1;
+        for (; at > 0 && p > weights[at - 1]; --at) {
+            weights[at] = weights[at - 1];
+            experts[at] = experts[at - 1];
+        }
+        weights[at] = p;
+        experts[at] = i;
+    }
+}
+
+nb::tuple route(const Floats& logits, int num_used, bool normalize) {
+    if (logits.ndim != 2 || num_used < 1 || num_used > logits.size(0))
+        bad_shape("logits", "must be [n, experts] with at least num_used experts");
+    int64_t n = logits.size(1), num_experts = logits.size(0);
+    int64_t* experts;
+    float* weights;
+    nb::object ids = empty<int64_t>({n, num_used}, &experts);
+    nb::object shares = empty<float>({n, num_used}, &weights);
+    const OpKernels& kernels = op_kernels();
+    share(n, logits.num_elements() * 32, [&](int begin, int end) {
+        std::vector<float> probabilities(num_experts);
+        for (int64_t i = begin; i < end; ++i) {
+            float* w = weights + i * num_used;
+            kernels.softmax(logits.row(i), static_cast<int>(num_experts), probabilities.data());
+            choose(probabilities.data(), static_cast<int>(num_experts), num_used, experts + i * num_used, w);
+            float sum = 0;
+            for (int j = 0; j < num_used; ++j) sum += w[j];
+            for (int j = 0; normalize && j < num_used; ++j) w[j] /= sum;
+        }
+    });
+    return nb::make_tuple(std::move(ids), std::move(shares));
+}
+
+// Runs attention, by all threads where there is enough of it.
+void run_attention(const Attention& a, float* out) {
+    int64_t keys = a.window ? std::min(a.window, a.num_keys()) : a.num_keys();
+    int64_t products = a.num_queries() * a.num_heads() * keys * (a.q.size(0) + a.v.size(0));
+    if (products < 4 * kWorthSharing) return compute_attention(op_kernels(), nullptr, a, out);
+    nb::gil_scoped_release release;
+    std::lock_guard lock(runtime().mutex);
+    compute_attention(op_kernels(), runtime().pool.get(), a, out);
+}
+
+nb::object attend(const Floats& q, const Floats& k, const Floats& v, float scale,
+                  std::optional<int64_t> window, std::optional<Array<const bool>> mask) {
+    if (q.ndim != 3 || k.ndim != 3 || v.ndim != 3) bad_shape("q, k, v", "must be [positions, heads, dim]");
+    int64_t t = k.size(2), kv_heads = k.size(1), n = q.size(2);
+    k.expect("k", {t, kv_heads, q.size(0)});
+    v.expect("v", {t, kv_heads, v.size(0)});
+    if (n > t) bad_shape("k", "has fewer positions than q");
+    if (kv_heads < 1 || q.size(1) % kv_heads) bad_shape("q", "has heads that cannot share those of k");
+    if (window && *window < 1) bad_shape("window", "must be at least 1");
+    if (mask) mask->expect("mask", {n, t});
+    float* out;
+    nb::object result = empty<float>({n, q.size(1), v.size(0)}, &out);
+    if (n) run_attention({q, k, v, scale, window.value_or(0), mask ? &*mask : nullptr}, out);
+    return result;
+}
+
+}  // namespace
+
+void bind_ops(nb::module_& m) {
+    load_tensor_api();
+    m.def("rms_norm", &rms_norm, "x"_a, "weight"_a, "epsilon"_a, "As strata.ops.rms_norm.rms_norm.");
+    m.def("rotate", &rotate, "x"_a, "cos"_a, "sin"_a, "interleaved"_a = false,
+          "As strata.ops.rotary.rotate.");
+    m.def("swiglu", &swiglu, "gate"_a, "up"_a, "As strata.ops.activation.swiglu.");
+    m.def("route", &route, "logits"_a, "num_used"_a, "normalize"_a = true, "As strata.ops.router.route.");
+    m.def("attend", &attend, "q"_a, "k"_a, "v"_a, "scale"_a, "window"_a.none() = nb::none(),
+          "mask"_a.none() = nb::none(), "As strata.ops.attention.attend.");
+}
+
+}  // namespace strata

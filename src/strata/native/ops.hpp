@@ -1,0 +1,57 @@
+// The ops between the products, on one row, one block or one head: a table for each instruction set. Their
+// results do not depend on it, nor on what else is in a call.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace strata {
+
+// Keys at absolute multiples of this many positions are a span. A query's softmax is made in each of its
+// spans for itself, and the spans are added in ascending order: that sequence is all its result depends on.
+constexpr int kSpan = 256;
+
+// Rows (pairs of a query and a head) that read the same key-value head, in one span.
+struct SpanRows {
+    int rows, dim, value_dim;
+    const float* q;            // [rows rounded up to 4, dim], scaled; rows beyond are zero
+    const float *k, *v;        // of the span's first key
+    ptrdiff_t k_step, v_step;  // between keys
+    const int *low, *high;  // keys of the span that a row sees: [low, high) within [0, kSpan], or low == high
+    const bool* const* mask;  // of a row at the span's first key, or null
+    float* keys;              // scratch [dim, 16]
+    float* scores;            // scratch [rows rounded up to 4, kSpan]
+};
+
+// The softmax of a row so far: `out / sum` is its result.
+struct Partial {
+    float *max, *sum;  // [rows]
+    float* out;        // [rows, value_dim]
+};
+
+struct OpKernels {
+    // out = x / sqrt(mean(x^2) + epsilon) * weight
+    void (*rms_norm)(const float* x, const float* weight, float epsilon, int n, float* out);
+    // Turns the first 2 * pairs of `dim` values.
+    void (*rotate)(const float* x, const float* cos, const float* sin, int pairs, int dim, bool interleaved,
+                   float* out);
+    // out = silu(gate) * up
+    void (*swiglu)(const float* gate, const float* up, int n, float* out);
+    // Softmax of n logits.
+    void (*softmax)(const float* logits, int n, float* out);
+    // One span of attention, and its addition to what came before.
+    void (*attend_span)(const SpanRows&, const Partial& out);
+    void (*merge_span)(int rows, int value_dim, const Partial& sum, const Partial& span);
+    // out[row] = sum.out[row] / sum.sum[row]
+    void (*finish)(int row, int value_dim, const Partial& sum, float* out);
+};
+
+const OpKernels& portable_op_kernels();
+#if defined(STRATA_X86)
+const OpKernels& avx2_op_kernels();
+#endif
+
+// Those of the instruction set in use.
+const OpKernels& op_kernels();
+
+}  // namespace strata
