@@ -2,33 +2,32 @@
 // separate. Block layouts: ggml `ggml-common.h`; the readable decoders are in strata/formats/quants/grid.py.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstring>
 
 #include "layout.hpp"
 
 namespace strata {
 
-// The codebooks, filled once from Python before a matrix of the format is made. A byte is a magnitude; in
-// IQ1, it is 8 * weight + 8, so that it is unsigned too.
+// The codebooks, filled once from Python before a matrix of the format is made. A byte of an entry is the
+// magnitude of a weight. In IQ1 a nibble n is 8 * weight +- 1 = 2n - 9; low nibbles are weights 0 to 3, high
+// ones 4 to 7, and the upper half of the entries has the minus. Kernels may read 16 bytes around an entry.
 struct Grids {
-    uint64_t iq1[2048], iq2_xxs[256], iq2_xs[512], iq2_s[1024];
-    uint32_t iq3_xxs[256], iq3_s[512];
+    uint64_t before[2];
+    uint64_t iq2_xxs[256], iq2_xs[512], iq2_s[1024];
+    uint32_t iq3_xxs[256], iq3_s[512], iq1[4096];
+    uint64_t after[2];
 };
 inline Grids grids;
 
 // One GGUF block of 256 weights, taken apart for the planes.
 struct GridBlock {
     uint8_t index[64];
-    uint32_t signs[8];  // a set bit: the weight is negative
+    uint32_t signs[8];  // bit g of byte j: weight 4g + j is negative
     uint16_t extra[8];  // upper bits of the indices of 32 weights (in IQ2_XS of 64)
-    uint8_t sub[8];     // sub-scales of 32 weights (in IQ2_XXS of 64)
+    uint8_t sub[8];     // nibbles of sub-scales
     uint16_t scale;
-};
-
-// 32 weights of 16 rows as a kernel wants them.
-struct GridStep {
-    alignas(64) uint32_t codes[8][kTileRows];
-    alignas(16) uint8_t sub[2][kTileRows];
 };
 
 template <class T>
@@ -38,17 +37,35 @@ inline T load_as(const uint8_t* p) {
     return v;
 }
 
-// Seven stored sign bits in each byte; the eighth makes the number of negative weights even.
-inline uint32_t even_signs(uint32_t seven) {
-    uint32_t parity = (seven ^ seven >> 4) & 0x0F0F0F0F;
-    parity ^= parity >> 2;
-    parity = (parity ^ parity >> 1) & 0x01010101;
-    return seven | parity << 7;
+// Signs of eight weights, bit j for weight j, to where they are in a word of 32 signs: bit j / 4 of byte j
+// % 4.
+constexpr uint32_t spread_signs(uint32_t byte) {
+    uint32_t word = 0;
+    for (int j = 0; j < 8; ++j) word |= (byte >> j & 1) << (j % 4 * 8 + j / 4);
+    return word;
+}
+
+inline constexpr auto kSigns = [] {
+    std::array<uint32_t, 256> table{};
+    for (uint32_t byte = 0; byte < 256; ++byte) table[byte] = spread_signs(byte);
+    return table;
+}();
+
+// Seven stored sign bits: the eighth makes the number of negative weights even.
+inline constexpr auto kEvenSigns = [] {
+    std::array<uint32_t, 128> table{};
+    for (uint32_t seven = 0; seven < 128; ++seven)
+        table[seven] = spread_signs(seven | std::popcount(seven) % 2 << 7);
+    return table;
+}();
+
+inline uint32_t sign_word(const uint8_t* bytes) {
+    return kSigns[bytes[0]] | kSigns[bytes[1]] << 2 | kSigns[bytes[2]] << 4 | kSigns[bytes[3]] << 6;
 }
 
 inline uint32_t even_sign_word(uint32_t packed) {
-    return even_signs((packed & 0x7F) | (packed << 1 & 0x7F00) | (packed << 2 & 0x7F0000) |
-                      (packed << 3 & 0x7F000000));
+    return kEvenSigns[packed & 127] | kEvenSigns[packed >> 7 & 127] << 2 |
+           kEvenSigns[packed >> 14 & 127] << 4 | kEvenSigns[packed >> 21 & 127] << 6;
 }
 
 constexpr Layout grid_layout(const char* name, int bytes, int max_code, int sub_block, GridLayout grid) {
@@ -69,8 +86,28 @@ constexpr Layout grid_layout(const char* name, int bytes, int max_code, int sub_
             .grid = grid};
 }
 
-struct IQ2_XXS {
+// What kernels ask of a format: its table, the bits of the indices above the byte (`upper`, for index i of a
+// step, from the step's `extra` bits), and its sub-scales as they are stored. `I` is the instruction set.
+
+// A nibble of sub-scale for every 32 weights, two neighbours in a byte.
+struct StepSubs {
+    template <class I>
+    static auto sub(const Tile& t, int step, int) {
+        return I::nibbles(I::load_bytes(t.sub + step / 2 * kTileRows), step % 2 * 4);
+    }
+};
+
+// Two nibbles of sub-scales for every 32 weights.
+struct HalfStepSubs {
+    template <class I>
+    static auto sub(const Tile& t, int step, int part) {
+        return I::nibbles(I::load_bytes(t.sub + step * kTileRows), part * 4);
+    }
+};
+
+struct IQ2_XXS : StepSubs {
     static constexpr Layout layout = grid_layout("IQ2_XXS", 66, 43, 32, {8, 0, 4, 0.125f});
+    static const uint64_t* table() { return grids.iq2_xxs; }
     static void unpack(const uint8_t* b, GridBlock& g) {
         g.scale = load_as<uint16_t>(b);
         for (int i = 0; i < 8; ++i) {
@@ -80,22 +117,11 @@ struct IQ2_XXS {
             g.sub[i / 2] = static_cast<uint8_t>(i % 2 ? g.sub[i / 2] | word >> 28 << 4 : word >> 28);
         }
     }
-    static uint64_t entry(int index, int, int) { return grids.iq2_xxs[index]; }
-    static int extra(const uint8_t*, int, int) { return 0; }
-    static int sub(const uint8_t* plane, int, int step, int row, int) {
-        return plane[step / 2 * kTileRows + row] >> (step % 2 * 4) & 15;
-    }
 };
 
-// Two nibbles of sub-scales for every 32 weights.
-struct NibbleSubs {
-    static int sub(const uint8_t* plane, int, int step, int row, int part) {
-        return plane[step * kTileRows + row] >> (part * 4) & 15;
-    }
-};
-
-struct IQ2_XS : NibbleSubs {
+struct IQ2_XS : HalfStepSubs {
     static constexpr Layout layout = grid_layout("IQ2_XS", 74, 43, 16, {8, 4, 8, 0.125f});
+    static const uint64_t* table() { return grids.iq2_xs; }
     static void unpack(const uint8_t* b, GridBlock& g) {
         g.scale = load_as<uint16_t>(b);
         std::memset(g.signs, 0, sizeof g.signs);
@@ -103,93 +129,107 @@ struct IQ2_XS : NibbleSubs {
         for (int i = 0; i < 32; ++i) {
             uint32_t code = load_as<uint16_t>(b + 2 + 2 * i);
             g.index[i] = static_cast<uint8_t>(code);
-            g.signs[i / 4] |= even_signs(code >> 9) << (i % 4 * 8);
+            g.signs[i / 4] |= kEvenSigns[code >> 9] << (i % 4 * 2);
             g.extra[i / 8] |= (code >> 8 & 1) << (i % 8);
         }
         std::memcpy(g.sub, b + 66, 8);
     }
-    static uint64_t entry(int index, int extra, int i) { return grids.iq2_xs[index | (extra >> i & 1) << 8]; }
-    static int extra(const uint8_t* plane, int step, int row) {
-        return plane[step / 2 * kTileRows + row] >> (step % 2 * 4);
+    template <class I>
+    static auto extra(const Tile& t, int step) {
+        return I::shr_rows(I::widen(I::load_bytes(t.extra + step / 2 * kTileRows)), step % 2 * 4);
+    }
+    template <class I>
+    static auto upper(typename I::Rows extra, int i) {
+        return I::and_rows(I::shr_rows(extra, i), 1);
     }
 };
 
-struct IQ2_S : NibbleSubs {
+struct IQ2_S : HalfStepSubs {
     static constexpr Layout layout = grid_layout("IQ2_S", 82, 43, 16, {8, 8, 8, 0.125f});
+    static const uint64_t* table() { return grids.iq2_s; }
     static void unpack(const uint8_t* b, GridBlock& g) {
         g.scale = load_as<uint16_t>(b);
         std::memcpy(g.index, b + 2, 32);
-        std::memcpy(g.signs, b + 34, 32);
-        for (int i = 0; i < 8; ++i) g.extra[i] = b[66 + i];
+        for (int i = 0; i < 8; ++i) {
+            g.signs[i] = sign_word(b + 34 + 4 * i);
+            g.extra[i] = b[66 + i];
+        }
         std::memcpy(g.sub, b + 74, 8);
     }
-    static uint64_t entry(int index, int extra, int i) {
-        return grids.iq2_s[index | (extra >> 2 * i & 3) << 8];
+    template <class I>
+    static auto extra(const Tile& t, int step) {
+        return I::widen(I::load_bytes(t.extra + step * kTileRows));
     }
-    static int extra(const uint8_t* plane, int step, int row) { return plane[step * kTileRows + row]; }
-};
-
-// One byte of sub-scale for every 32 weights.
-struct ByteSubs {
-    static int sub(const uint8_t* plane, int, int step, int row, int) {
-        return plane[step * kTileRows + row];
+    template <class I>
+    static auto upper(typename I::Rows extra, int i) {
+        return I::and_rows(I::shr_rows(extra, 2 * i), 3);
     }
 };
 
-struct IQ3_XXS : ByteSubs {
-    static constexpr Layout layout = grid_layout("IQ3_XXS", 98, 62, 32, {4, 0, 8, 0.25f});
+struct IQ3_XXS : StepSubs {
+    static constexpr Layout layout = grid_layout("IQ3_XXS", 98, 62, 32, {4, 0, 4, 0.25f});
+    static const uint32_t* table() { return grids.iq3_xxs; }
     static void unpack(const uint8_t* b, GridBlock& g) {
         g.scale = load_as<uint16_t>(b);
         std::memcpy(g.index, b + 2, 64);
         for (int i = 0; i < 8; ++i) {
             uint32_t word = load_as<uint32_t>(b + 66 + 4 * i);
             g.signs[i] = even_sign_word(word);
-            g.sub[i] = static_cast<uint8_t>(word >> 28);
+            g.sub[i / 2] = static_cast<uint8_t>(i % 2 ? g.sub[i / 2] | word >> 28 << 4 : word >> 28);
         }
     }
-    static uint32_t entry(int index, int, int) { return grids.iq3_xxs[index]; }
-    static int extra(const uint8_t*, int, int) { return 0; }
 };
 
-struct IQ3_S : ByteSubs {
-    static constexpr Layout layout = grid_layout("IQ3_S", 110, 15, 32, {4, 8, 8, 1.0f});
+struct IQ3_S : StepSubs {
+    static constexpr Layout layout = grid_layout("IQ3_S", 110, 15, 32, {4, 8, 4, 1.0f});
+    static const uint32_t* table() { return grids.iq3_s; }
     static void unpack(const uint8_t* b, GridBlock& g) {
         g.scale = load_as<uint16_t>(b);
         std::memcpy(g.index, b + 2, 64);
         for (int i = 0; i < 8; ++i) {
+            g.signs[i] = sign_word(b + 74 + 4 * i);
             g.extra[i] = b[66 + i];
-            g.sub[i] = b[106 + i / 2] >> (i % 2 * 4) & 15;
         }
-        std::memcpy(g.signs, b + 74, 32);
+        std::memcpy(g.sub, b + 106, 4);
     }
-    static uint32_t entry(int index, int extra, int i) { return grids.iq3_s[index | (extra >> i & 1) << 8]; }
-    static int extra(const uint8_t* plane, int step, int row) { return plane[step * kTileRows + row]; }
+    template <class I>
+    static auto extra(const Tile& t, int step) {
+        return I::widen(I::load_bytes(t.extra + step * kTileRows));
+    }
+    template <class I>
+    static auto upper(typename I::Rows extra, int i) {
+        return I::and_rows(I::shr_rows(extra, i), 1);
+    }
 };
 
-// IQ1: 8 * weight +- 1, plus 9; a set bit `delta` means minus.
-inline uint64_t iq1_entry(int index, int high, bool delta) {
-    return grids.iq1[index | high << 8] + (delta ? 0 : 0x0202020202020202u);
-}
+// The file's 16 bits for each 32 weights.
+struct Extra16 {
+    static const uint32_t* table() { return grids.iq1; }
+    template <class I>
+    static auto extra(const Tile& t, int step) {
+        return I::load_rows(t.extra + step * kTileRows * 2);
+    }
+};
 
-inline int load_extra16(const uint8_t* plane, int step, int row) {
-    return load_as<uint16_t>(plane + (step * kTileRows + row) * 2);
-}
-
-struct IQ1_S {
+struct IQ1_S : Extra16 {
     static constexpr Layout layout = grid_layout("IQ1_S", 50, 18, 32, {8, 16, 0, 0.125f});
     static void unpack(const uint8_t* b, GridBlock& g) {
         g.scale = load_as<uint16_t>(b);
         std::memcpy(g.index, b + 2, 32);
         std::memcpy(g.extra, b + 34, 16);
     }
-    static uint64_t entry(int index, int extra, int i) {
-        return iq1_entry(index, extra >> 3 * i & 7, extra >> 15);
+    template <class I>
+    static auto upper(typename I::Rows extra, int i) {
+        auto minus = I::and_rows(I::shr_rows(extra, 12), 8);
+        return I::either_rows(I::and_rows(I::shr_rows(extra, 3 * i), 7), minus);
     }
-    static int extra(const uint8_t* plane, int step, int row) { return load_extra16(plane, step, row); }
-    static int sub(const uint8_t*, int extra, int, int, int) { return extra >> 12 & 7; }
+    template <class I>
+    static auto sub(const Tile& t, int step, int) {
+        return I::narrow(I::and_rows(I::shr_rows(extra<I>(t, step), 12), 7));
+    }
 };
 
-struct IQ1_M {
+struct IQ1_M : Extra16, HalfStepSubs {
     static constexpr Layout layout = grid_layout("IQ1_M", 56, 18, 16, {8, 16, 8, 0.125f});
     static void unpack(const uint8_t* b, GridBlock& g) {
         std::memcpy(g.index, b, 32);
@@ -198,16 +238,13 @@ struct IQ1_M {
         for (int i = 0; i < 4; ++i) {
             uint32_t word = load_as<uint16_t>(b + 48 + 2 * i);
             g.scale |= word >> 12 << (4 * i);
-            g.sub[2 * i] = word & 63;
-            g.sub[2 * i + 1] = word >> 6 & 63;
+            g.sub[2 * i] = (word & 7) | (word >> 3 & 7) << 4;
+            g.sub[2 * i + 1] = (word >> 6 & 7) | (word >> 9 & 7) << 4;
         }
     }
-    static uint64_t entry(int index, int extra, int i) {
-        return iq1_entry(index, extra >> 4 * i & 7, extra >> (4 * i + 3) & 1);
-    }
-    static int extra(const uint8_t* plane, int step, int row) { return load_extra16(plane, step, row); }
-    static int sub(const uint8_t* plane, int, int step, int row, int part) {
-        return plane[step * kTileRows + row] >> (3 * part) & 7;
+    template <class I>
+    static auto upper(typename I::Rows extra, int i) {
+        return I::and_rows(I::shr_rows(extra, 4 * i), 15);
     }
 };
 

@@ -4,6 +4,9 @@
 #include <immintrin.h>
 
 #include <cstdint>
+#include <cstring>
+
+#include "inline.hpp"
 
 namespace strata {
 
@@ -15,7 +18,8 @@ struct Avx2 {
     using Int = __m256i;
     using Float = __m256;
     using Bytes16 = __m128i;
-    using Dot = __m256i;  // two int16 in each lane
+    using Rows = __m256i;  // one uint16 for each row of a tile
+    using Dot = __m256i;   // two int16 in each lane
     struct Signed {
         __m256i value, magnitude;
     };
@@ -32,8 +36,23 @@ struct Avx2 {
     static Bytes16 load_bytes(const uint8_t* p) {
         return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     }
-    static Bytes16 low_nibbles(Bytes16 b) { return _mm_and_si128(b, _mm_set1_epi8(15)); }
-    static Bytes16 high_nibbles(Bytes16 b) { return _mm_and_si128(_mm_srli_epi16(b, 4), _mm_set1_epi8(15)); }
+    static Bytes16 nibbles(Bytes16 b, int shift) {
+        return _mm_and_si128(_mm_srli_epi16(b, shift), _mm_set1_epi8(15));
+    }
+    static Bytes16 odd(Bytes16 b) { return _mm_or_si128(_mm_add_epi8(b, b), _mm_set1_epi8(1)); }
+
+    static Rows load_rows(const uint8_t* p) { return load(p); }
+    static void store_rows(uint16_t* p, Rows a) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), a); }
+    static Rows widen(Bytes16 b) { return _mm256_cvtepu8_epi16(b); }
+    static Bytes16 narrow(Rows a) {
+        return _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    }
+    static Rows shr_rows(Rows a, int n) { return _mm256_srli_epi16(a, n); }
+    static Rows and_rows(Rows a, int mask) {
+        return _mm256_and_si256(a, _mm256_set1_epi16(static_cast<int16_t>(mask)));
+    }
+    static Rows either_rows(Rows a, Rows b) { return _mm256_or_si256(a, b); }
+    static Rows join_rows(Rows low, Rows high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 8)); }
 
     template <int n>
     static Word shr(Word a) {
@@ -52,20 +71,56 @@ struct Avx2 {
         return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(t), a);
     }
 
-    // Lane i becomes entry(i), a uint32.
-    template <class Entry>
-    static void store_words(uint32_t* p, const Entry& entry) {
-        __m256i w =
-            _mm256_setr_epi32(entry(0), entry(1), entry(2), entry(3), entry(4), entry(5), entry(6), entry(7));
-        _mm256_store_si256(reinterpret_cast<__m256i*>(p), w);
+    // Eight indices, taken out of registers: Zen 3 loads three times a cycle, and only twice a vector.
+    struct Eight {
+        uint32_t v[8];
+    };
+    static STRATA_INLINE Eight load_indices(const uint8_t* p) {
+        uint64_t w;
+        std::memcpy(&w, p, 8);
+        auto at = [w](int i) { return static_cast<uint8_t>(w >> (8 * i)); };
+        return {at(0), at(1), at(2), at(3), at(4), at(5), at(6), at(7)};
     }
-    // Lane i of `low` and `high` becomes the low and the high half of entry(i), a uint64.
-    template <class Entry>
-    static void store_pairs(uint32_t* low, uint32_t* high, const Entry& entry) {
-        __m256 a = _mm256_castsi256_ps(_mm256_setr_epi64x(entry(0), entry(1), entry(4), entry(5)));
-        __m256 b = _mm256_castsi256_ps(_mm256_setr_epi64x(entry(2), entry(3), entry(6), entry(7)));
-        _mm256_store_ps(reinterpret_cast<float*>(low), _mm256_shuffle_ps(a, b, 0x88));
-        _mm256_store_ps(reinterpret_cast<float*>(high), _mm256_shuffle_ps(a, b, 0xDD));
+    static STRATA_INLINE Eight load_indices(const uint16_t* p) {
+        uint64_t w, x;
+        std::memcpy(&w, p, 8);
+        std::memcpy(&x, p + 4, 8);
+        auto at = [](uint64_t v, int i) { return static_cast<uint16_t>(v >> (16 * i)); };
+        return {at(w, 0), at(w, 1), at(w, 2), at(w, 3), at(x, 0), at(x, 1), at(x, 2), at(x, 3)};
+    }
+    static __m128i load_around(const void* p) { return _mm_loadu_si128(static_cast<const __m128i*>(p)); }
+    static __m256i concatenate(__m128i low, __m128i high) {
+        return _mm256_inserti128_si256(_mm256_castsi128_si256(low), high, 1);
+    }
+    static __m128i four_entries(const uint32_t* table, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+        // Loaded from where the entry falls on its own lane, blending needs no other instruction.
+        __m128i w = _mm_cvtsi32_si128(static_cast<int>(table[a]));
+        w = _mm_blend_epi32(w, load_around(table + b - 1), 2);
+        w = _mm_blend_epi32(w, load_around(table + c - 2), 4);
+        return _mm_blend_epi32(w, load_around(table + d - 3), 8);
+    }
+    static __m128i two_entries(const uint64_t* table, uint32_t a, uint32_t b) {
+        __m128i low = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(table + a));
+        return _mm_unpacklo_epi64(low, load_around(table + b));
+    }
+    // Lane i becomes table[index[i]]. Measured on Zen 3, gathers take 1.8 times as long.
+    template <class Index>
+    static STRATA_INLINE Word lookup_words(const uint32_t* table, const Index* index) {
+        Eight i = load_indices(index);
+        return concatenate(four_entries(table, i.v[0], i.v[1], i.v[2], i.v[3]),
+                           four_entries(table, i.v[4], i.v[5], i.v[6], i.v[7]));
+    }
+    // Lane i of `low` and `high` becomes the low and the high half of table[index[i]].
+    template <class Index>
+    static STRATA_INLINE void lookup_pairs(const uint64_t* table, const Index* index, Word& low, Word& high) {
+        Eight i = load_indices(index);
+        auto four = [&](int j) {
+            return _mm256_castsi256_ps(concatenate(two_entries(table, i.v[j], i.v[j + 1]),
+                                                   two_entries(table, i.v[j + 4], i.v[j + 5])));
+        };
+        __m256 a = four(0), b = four(2);
+        low = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0x88));
+        high = _mm256_castps_si256(_mm256_shuffle_ps(a, b, 0xDD));
     }
 
     static Int zero() { return _mm256_setzero_si256(); }
@@ -73,17 +128,13 @@ struct Avx2 {
 
     static __m256i spread(uint32_t a) { return _mm256_set1_epi32(static_cast<int>(a)); }
     static Signed prepare(Word codes) { return {codes, _mm256_abs_epi8(codes)}; }
+    // Magnitudes (below 128) with the signs in bit g of every byte.
     template <int g>
     static Signed apply_signs(Word magnitudes, Word signs) {
-        // The byte that holds the four bits goes to all four bytes of the lane, and each keeps its own bit.
-        constexpr int at = g / 2;
-        const __m256i spread_byte = _mm256_broadcastsi128_si256(
-            _mm_setr_epi8(at, at, at, at, at + 4, at + 4, at + 4, at + 4, at + 8, at + 8, at + 8, at + 8,
-                          at + 12, at + 12, at + 12, at + 12));
-        const __m256i bits = spread(g % 2 ? 0x80402010u : 0x08040201u);
-        __m256i own = _mm256_and_si256(_mm256_shuffle_epi8(signs, spread_byte), bits);
-        __m256i negative = _mm256_cmpeq_epi8(own, bits);
-        return {_mm256_or_si256(negative, _mm256_set1_epi8(1)), magnitudes};
+        // vpsignb takes the sign of a byte, if it is not zero: bit 0 sees to that.
+        const __m256i ones = _mm256_set1_epi8(1);
+        Word value = g == 0 ? _mm256_or_si256(shl<7>(signs), ones) : shl<7 - g>(_mm256_or_si256(signs, ones));
+        return {value, magnitudes};
     }
     static void multiply_add(Dot& sum, Word codes, uint32_t a) {
         add_dots(sum, _mm256_maddubs_epi16(codes, spread(a)));

@@ -23,6 +23,9 @@ struct Portable {
     struct Bytes16 {
         uint8_t v[16];
     };  // one byte for each row of a tile
+    struct Rows {
+        uint16_t v[16];
+    };  // one uint16 for each row of a tile
     using Dot = Int;  // products on the way to an Int
     struct Signed {
         uint32_t v[lanes];
@@ -55,13 +58,49 @@ struct Portable {
         std::memcpy(&r, p, 16);
         return r;
     }
-    static Bytes16 low_nibbles(Bytes16 b) {
-        for (auto& x : b.v) x &= 15;
+    // Bits [shift, shift + 4) of each byte; `shift` is 0 or 4.
+    static Bytes16 nibbles(Bytes16 b, int shift) {
+        for (auto& x : b.v) x = x >> shift & 15;
         return b;
     }
-    static Bytes16 high_nibbles(Bytes16 b) {
-        for (auto& x : b.v) x >>= 4;
+    // 2 * b + 1 in each byte.
+    static Bytes16 odd(Bytes16 b) {
+        for (auto& x : b.v) x = static_cast<uint8_t>(2 * x + 1);
         return b;
+    }
+
+    static Rows load_rows(const uint8_t* p) {
+        Rows r;
+        std::memcpy(&r, p, sizeof r);
+        return r;
+    }
+    static void store_rows(uint16_t* p, Rows a) { std::memcpy(p, a.v, sizeof a.v); }
+    static Rows widen(Bytes16 b) {
+        Rows r;
+        for (int i = 0; i < 16; ++i) r.v[i] = b.v[i];
+        return r;
+    }
+    static Bytes16 narrow(Rows a) {
+        Bytes16 r;
+        for (int i = 0; i < 16; ++i) r.v[i] = static_cast<uint8_t>(a.v[i]);
+        return r;
+    }
+    static Rows shr_rows(Rows a, int n) {
+        for (auto& x : a.v) x >>= n;
+        return a;
+    }
+    static Rows and_rows(Rows a, int mask) {
+        for (auto& x : a.v) x &= mask;
+        return a;
+    }
+    static Rows either_rows(Rows a, Rows b) {
+        for (int i = 0; i < 16; ++i) a.v[i] |= b.v[i];
+        return a;
+    }
+    // low | high << 8.
+    static Rows join_rows(Rows low, Rows high) {
+        for (int i = 0; i < 16; ++i) low.v[i] |= high.v[i] << 8;
+        return low;
     }
 
     template <int n>
@@ -88,19 +127,16 @@ struct Portable {
         });
     }
 
-    // Lane i becomes entry(i), a uint32.
-    template <class Entry>
-    static void store_words(uint32_t* p, const Entry& entry) {
-        for (int i = 0; i < lanes; ++i) p[i] = entry(i);
+    // Lane i becomes table[index[i]]; indices are uint8 or uint16.
+    template <class Index>
+    static Word lookup_words(const uint32_t* table, const Index* index) {
+        return each<Word>([&](int i) { return table[index[i]]; });
     }
-    // Lane i of `low` and `high` becomes the low and the high half of entry(i), a uint64.
-    template <class Entry>
-    static void store_pairs(uint32_t* low, uint32_t* high, const Entry& entry) {
-        for (int i = 0; i < lanes; ++i) {
-            uint64_t e = entry(i);
-            low[i] = static_cast<uint32_t>(e);
-            high[i] = static_cast<uint32_t>(e >> 32);
-        }
+    // Lane i of `low` and `high` becomes the low and the high half of table[index[i]].
+    template <class Index>
+    static void lookup_pairs(const uint64_t* table, const Index* index, Word& low, Word& high) {
+        low = each<Word>([&](int i) { return static_cast<uint32_t>(table[index[i]]); });
+        high = each<Word>([&](int i) { return static_cast<uint32_t>(table[index[i]] >> 32); });
     }
 
     static Int zero() { return Int{}; }
@@ -109,14 +145,14 @@ struct Portable {
     }
 
     static Signed prepare(Word codes) { return std::bit_cast<Signed>(codes); }
-    // Magnitudes (below 128) with the signs of bits 4g to 4g+3 of each lane.
+    // Magnitudes (below 128) with the signs in bit g of every byte.
     template <int g>
     static Signed apply_signs(Word magnitudes, Word signs) {
         return each<Signed>([&](int i) {
             uint32_t r = 0;
             for (int j = 0; j < 4; ++j) {
                 int x = byte(magnitudes.v[i], j);
-                r |= uint32_t(uint8_t(signs.v[i] >> (4 * g + j) & 1 ? -x : x)) << (8 * j);
+                r |= uint32_t(uint8_t(signs.v[i] >> (8 * j + g) & 1 ? -x : x)) << (8 * j);
             }
             return r;
         });

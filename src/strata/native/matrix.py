@@ -37,14 +37,15 @@ def empty_planes(num_bytes: int) -> np.ndarray:
 
 @cache
 def load_codebook(format: str) -> None:
-    """Hand the kernels the codebook of `format`, where it has one, as magnitudes (IQ1: 8 * weight + 8)."""
+    """Hand the kernels the codebook of `format`, where it has one, as native/grids.hpp describes it."""
     if format not in _GRID_NAMES:
         return
     name = "IQ1_S" if format == "IQ1_M" else format
-    weights = grid(name)
+    entries = grid(name).astype(np.int8)
     if name == "IQ1_S":
-        weights = 8 * weights + 8
-    _core.set_grid(name, weights.astype(np.uint8).reshape(-1))
+        nibbles = np.concatenate([4 * entries + 5, 4 * entries + 4])  # 8 * weight + 1, then - 1: 2n - 9
+        entries = nibbles[:, :4] | nibbles[:, 4:] << 4
+    _core.set_grid(name, entries.view(np.uint8).reshape(-1))
 
 
 def as_rows(x: torch.Tensor) -> np.ndarray:
