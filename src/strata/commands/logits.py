@@ -19,14 +19,14 @@ def run(options: Options) -> None:
         StrataError: the token file or a token in it is wrong, the model is scripted, the disk is full.
     """
     from strata.engine.loading import load
-    from strata.engine.worker import usable_cores
+    from strata.hardware.cpu import usable_cpus
     from strata.models import open_checkpoint
 
     if options.model.startswith("scripted:"):
         raise StrataError(f"{options.model}: a scripted model has no logits; name a GGUF file or a folder")
     tokens = read_tokens(options.tokens)
     checkpoint = open_checkpoint(model_path(options))
-    threads = options.threads or usable_cores()
+    threads = options.threads or len(usable_cpus())
     cache_bytes = None if options.cache_mib is None else options.cache_mib * 2**20
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("loading")

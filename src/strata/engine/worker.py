@@ -14,7 +14,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
-import psutil
 import zmq
 
 from strata.engine.lane import Lane, ModelLane
@@ -39,6 +38,7 @@ from strata.engine.process import Launch
 from strata.engine.scheduler import Scheduler
 from strata.engine.scripted import CONTEXT_LENGTH, PREFIX, load_script
 from strata.errors import StrataError
+from strata.hardware.cpu import usable_cpus
 from strata.models import open_checkpoint
 
 LINGER_MS = 1000  # for the last events to leave
@@ -87,7 +87,7 @@ def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> tupl
     start = time.monotonic()
     path = Path(config.model)
     emit(LoadProgress(0, 1, f"opening {path.name}"))
-    threads = config.threads or usable_cores()
+    threads = config.threads or len(usable_cpus())
     checkpoint = open_checkpoint(path)
     progress = _Throttle(lambda done, total: emit(LoadProgress(done, total, f"loading {path.name}")))
     loaded = load(checkpoint, threads, config.reference, config.cache_bytes, progress)
@@ -134,14 +134,6 @@ class _Throttle:
         if now >= self.next or done == total:
             self.next = now + 0.1
             self.report(done, total)
-
-
-def usable_cores() -> int:
-    """Physical cores, no more than the CPUs that this process may run on."""
-    cores = psutil.cpu_count(logical=False) or os.cpu_count() or 1
-    if hasattr(os, "sched_getaffinity"):
-        cores = min(cores, len(os.sched_getaffinity(0)))
-    return cores
 
 
 def _leave_with_parent() -> None:
