@@ -5,13 +5,29 @@
 
 namespace strata {
 
-// As the functions of these names in grids.hpp.
+// Swaps the bits of `mask` with those `distance` above them.
+template <int distance, uint32_t mask, class Word>
+Word swap_bits(Word x) {
+    Word t = (x ^ x >> distance) & mask;
+    return x ^ t ^ t << distance;
+}
+
+// Bit i of byte b, weight 8b + i, to bit 2b + i / 4 of byte i % 4: the index of a bit turns by two.
+template <class Word>
+Word sign_word(Word bytes) {
+    Word x = swap_bits<14, 0x0000CCCC>(bytes);
+    x = swap_bits<7, 0x00AA00AA>(x);
+    x = swap_bits<2, 0x0C0C0C0C>(x);
+    return swap_bits<1, 0x22222222>(x);
+}
+
+// As the function of this name in grids.hpp.
 template <class Word>
 Word even_signs(Word seven) {
     Word parity = (seven ^ seven >> 4) & 0x0F0F0F0F;
     parity ^= parity >> 2;
     parity = (parity ^ parity >> 1) & 0x01010101;
-    return seven | parity << 7;
+    return sign_word(seven | parity << 7);
 }
 template <class Word>
 Word even_sign_word(Word packed) {
@@ -19,14 +35,14 @@ Word even_sign_word(Word packed) {
                       (packed << 3 & 0x7F000000));
 }
 
-// Words as they are: 4n bytes at `offset`.
-template <int n, class I>
-void copy_words(const Rows<I>& r, int offset, uint8_t* plane) {
+// Eight words of signs at `offset`.
+template <class I>
+void store_signs(const Rows<I>& r, int offset, uint8_t* plane) {
     using Word = typename I::Word;
     for (int h = 0; h < Rows<I>::halves; ++h) {
-        Word w[n];
-        r.template words<n>(offset, h, w);
-        for (int i = 0; i < n; ++i) r.store(plane, i, h, w[i]);
+        Word w[8];
+        r.template words<8>(offset, h, w);
+        for (int i = 0; i < 8; ++i) r.store(plane, i, h, sign_word(w[i]));
     }
 }
 
@@ -109,7 +125,7 @@ void block(IQ2_S, const Rows<I>& r, const PlanePointers& to) {
     scale(r, 0, to.scale);
     copy_bytes(r, 2, to.low);
     copy_bytes(r, 18, to.low + 4 * 64);
-    copy_words<8>(r, 34, to.high);
+    store_signs(r, 34, to.high);
     copy_bytes<2>(r, 58, to.extra);
     copy_bytes<2>(r, 66, to.sub);
 }
@@ -120,18 +136,18 @@ void block(IQ3_XXS, const Rows<I>& r, const PlanePointers& to) {
     using Word = typename I::Word;
     scale(r, 0, to.scale);
     for (int i = 0; i < 4; ++i) copy_bytes(r, 2 + 16 * i, to.low + i * 4 * 64);
+    Tall subs{};
     for (int i = 0; i < 2; ++i) {  // four words of signs and a sub-scale
-        Tall subs{};
         for (int h = 0; h < Rows<I>::halves; ++h) {
             Word w[4];
             r.template words<4>(66 + 16 * i, h, w);
             for (int j = 0; j < 4; ++j) {
                 r.store(to.high, 4 * i + j, h, even_sign_word(w[j]));
-                subs.half[h] |= w[j] >> 28 << (8 * j);
+                subs.half[h] |= w[j] >> 28 << (16 * i + 4 * j);
             }
         }
-        I::store_bytes(to.sub + i * 64, subs.half);
     }
+    I::store_bytes(to.sub, subs.half);
 }
 
 template <class I>
@@ -140,11 +156,14 @@ void block(IQ3_S, const Rows<I>& r, const PlanePointers& to) {
     scale(r, 0, to.scale);
     for (int i = 0; i < 4; ++i) copy_bytes(r, 2 + 16 * i, to.low + i * 4 * 64);
     copy_bytes<2>(r, 58, to.extra);
-    copy_words<8>(r, 74, to.high);
-    bytes_of<2>(r, 94, to.sub, [](const Word* w, Word* out) {
-        out[0] = nibbles_to_bytes(w[3]);
-        out[1] = nibbles_to_bytes(w[3] >> 16);
-    });
+    store_signs(r, 74, to.high);
+    typename Rows<I>::Tall subs{};
+    for (int h = 0; h < Rows<I>::halves; ++h) {
+        Word w[4];
+        r.template words<4>(94, h, w);
+        subs.half[h] = w[3];
+    }
+    I::store_bytes(to.sub, subs.half);
 }
 
 template <class I>
@@ -171,8 +190,10 @@ void block(IQ1_M, const Rows<I>& r, const PlanePointers& to) {
     }
     I::store_low_halves(to.scale, scales.half);
     bytes_of<2>(r, 40, to.sub, [](const Word* w, Word* out) {
-        for (int i = 0; i < 2; ++i)  // two words with two times six bits each
-            out[i] = (w[2 + i] & 0x003F003F) | (w[2 + i] << 2 & 0x3F003F00);
+        for (int i = 0; i < 2; ++i) {  // two words with two times four sub-scales of three bits
+            Word x = w[2 + i];
+            out[i] = (x & 0x00070007) | (x << 1 & 0x00700070) | (x << 2 & 0x07000700) | (x << 3 & 0x70007000);
+        }
     });
 }
 
