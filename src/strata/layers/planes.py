@@ -7,7 +7,7 @@ import torch
 
 from strata.formats.checkpoint import Checkpoint
 from strata.layers.weights import Stack, Weights
-from strata.native import ExpertPlanes, Experts, Matrix, formats, ops
+from strata.native import ExpertPlanes, Experts, Matrix, _core, formats, ops
 from strata.native.matrix import empty_planes, pack, plane_bytes
 
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
@@ -21,8 +21,8 @@ class PlaneWeights(Weights):
     def __init__(self, checkpoint: Checkpoint):
         super().__init__(checkpoint)
         self._vectors: dict[str, torch.Tensor] = {}
-        self._matrices: dict[str, Matrix] = {}
-        self._experts: dict[int, Experts] = {}
+        self._matrices: dict[str, _core.Matrix] = {}
+        self._experts: dict[int, _core.Experts] = {}
 
     def get(self, name: str) -> torch.Tensor:
         vector = self._vectors.get(name)
@@ -30,13 +30,13 @@ class PlaneWeights(Weights):
             vector = self._vectors[name] = self.read(name)
         return vector
 
-    def matrix(self, name: str) -> Matrix:
+    def matrix(self, name: str) -> _core.Matrix:
         matrix = self._matrices.get(name)
         if matrix is None:
             matrix = self._matrices[name] = self._pack_matrix(name)
         return matrix
 
-    def experts(self, key: int) -> Experts:
+    def experts(self, key: int) -> _core.Experts:
         experts = self._experts.get(key)
         if experts is None:
             experts = self._experts[key] = self._pack_experts(*self.stacks[key])
@@ -88,14 +88,12 @@ class PlaneWeights(Weights):
         values = self.checkpoint.read(name, index).contiguous()
         return values.to(_FLOAT_TYPES.get(format, torch.float32)).view(torch.uint8).numpy()
 
-    def _pack_matrix(self, name: str) -> Matrix:
-        scale = self.scale(name)
+    def _pack_matrix(self, name: str) -> _core.Matrix:
         format = self._format(name)
-        matrix = Matrix.from_gguf(format, *self.matrices[name], self._blocks(name, None, format))
-        return matrix if scale is None else matrix.scaled(scale.item())
+        return Matrix.from_gguf(format, *self.matrices[name], self._blocks(name, None, format)).core
 
-    def _pack_experts(self, gate: Stack, up: Stack, down: Stack) -> Experts:
-        return Experts(gate.num_in, gate.num_out, *map(self._pack_stack, (gate, up, down)))
+    def _pack_experts(self, gate: Stack, up: Stack, down: Stack) -> _core.Experts:
+        return Experts(gate.num_in, gate.num_out, *map(self._pack_stack, (gate, up, down))).core
 
     def _pack_stack(self, stack: Stack) -> ExpertPlanes:
         format = self._stack_format(stack)

@@ -15,8 +15,8 @@ namespace nb = nanobind;
 
 using Bytes = nb::ndarray<uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using ReadBytes = nb::ndarray<const uint8_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Floats = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
-using ReadFloats = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using FloatArray = nb::ndarray<float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+using ReadFloatArray = nb::ndarray<const float, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 [[noreturn]] inline void fail(const std::string& message) { throw nb::value_error(message.c_str()); }
 
@@ -54,7 +54,7 @@ struct BoundMatrix {
         expect("size of the planes in bytes", planes.size(), matrix.bytes());
     }
 
-    void multiply(const Activations& x, Floats out) const {
+    void multiply(const Activations& x, FloatArray out) const {
         expect("number of activations in a row", x.k(), matrix.k);
         expect("rows of the output", out.shape(0), x.rows());
         expect("columns of the output", out.shape(1), matrix.n);
@@ -93,7 +93,7 @@ struct BoundExperts {
         expect("number of down experts", layer.down.count, layer.gate.count);
     }
 
-    void run(ReadFloats x, Ids ids, ReadFloats weights, Floats out) const {
+    void run(ReadFloatArray x, Ids ids, ReadFloatArray weights, FloatArray out) const {
         size_t rows = x.shape(0), slots = ids.shape(1);
         expect("number of activations in a row", x.shape(1), layer.gate.first.k);
         expect("rows of the output", out.shape(0), rows);

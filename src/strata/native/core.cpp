@@ -8,7 +8,6 @@
 
 #include "bind_ops.hpp"
 #include "bound.hpp"
-#include "products.hpp"
 
 using namespace strata;
 using namespace nb::literals;
@@ -37,7 +36,7 @@ void pack(const std::string& name, int64_t n, int64_t k, ReadBytes blocks, Bytes
     });
 }
 
-Activations quantize(ReadFloats x) {
+Activations quantize(ReadFloatArray x) {
     size_t rows = x.shape(0), k = x.shape(1);
     if (k == 0 || k % kStep || k > std::numeric_limits<int>::max() / 64 || rows > 1 << 24)
         fail("activations of shape [" + std::to_string(rows) + ", " + std::to_string(k) +

@@ -38,7 +38,6 @@ class Experts:
         for matrices in (gate, up, down):
             load_codebook(matrices.format)
             arguments += [matrices.format, matrices.planes]
-        self.width = width
         self.core = _core.Experts(width, ff, *arguments)
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

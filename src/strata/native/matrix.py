@@ -1,6 +1,6 @@
 """Quantised matrices in planes, and products with them."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -97,7 +97,6 @@ class Matrix:
     num_in: int
     planes: np.ndarray
     core: _core.Matrix
-    scale: float | None = None  # factor of every product (NVFP4 files have one beside the matrix)
 
     @classmethod
     def from_planes(cls, format: str, num_out: int, num_in: int, planes: np.ndarray) -> "Matrix":
@@ -111,10 +110,6 @@ class Matrix:
         planes = empty_planes(plane_bytes(format, num_out, num_in))
         pack(format, num_out, num_in, blocks, planes)
         return cls.from_planes(format, num_out, num_in, planes)
-
-    def scaled(self, scale: float) -> "Matrix":
-        """The same planes, every product times `scale`."""
-        return replace(self, scale=scale)
 
     def multiply(self, x: Activations | torch.Tensor) -> torch.Tensor:
         """`x @ W.T` by the numeric contract: float32 `[..., num_in]` -> float32 `[..., num_out]`."""

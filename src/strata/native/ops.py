@@ -2,11 +2,21 @@
 
 A row of a batch is computed as if it were alone, in one order of operations: neither the other rows, nor how
 a prompt was cut, nor threads, nor the instruction set is visible in its bits. Tensors must lie on the CPU and
-be contiguous in their last dimension; TypeError and ValueError else.
+be contiguous in their last dimension; TypeError and ValueError else. Matrices and experts are what
+`layers.planes.PlaneWeights` hands out.
 """
 
-from strata.native._core import attend, rms_norm, rotate, route, swiglu
-from strata.native.products import experts, feed_forward, matmul, matmul_all
+from strata.native._core import (
+    attend,
+    experts,
+    feed_forward,
+    matmul,
+    matmul_all,
+    rms_norm,
+    rotate,
+    route,
+    swiglu,
+)
 from strata.ops.reference import (
     attend_gathered,
     causal_convolution,
