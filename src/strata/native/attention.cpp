@@ -8,7 +8,7 @@ namespace strata {
 
 namespace {
 
-constexpr int kBlockRows = 32;  // their scores of a span fill the first-level cache
+constexpr int kBlockRows = 128;  // more, and their scores of a span leave the second-level cache
 
 // A few queries of all heads that read one key-value head, and scratch for their attention to one span.
 class Block {
@@ -16,10 +16,11 @@ public:
     Block(const OpKernels& kernels, const Attention& a, int64_t max_queries)
         : kernels_(kernels), a_(a), max_rows_(max_queries * a.group()) {
         size_t padded = (max_rows_ + 3) / 4 * 4, dim = a.q.size(0), value_dim = a.v.size(0);
-        scratch_.resize(16 + dim * 16 + padded * (kSpan + dim) + 2 * max_rows_ * (value_dim + 2));
+        scratch_.resize(16 + (dim + kSpan) * 16 + padded * (kSpan + dim) + 2 * max_rows_ * (value_dim + 2));
         size_t to_line = -reinterpret_cast<uintptr_t>(scratch_.data()) % 64 / sizeof(float);
         keys_ = scratch_.data() + to_line;
-        scores_ = keys_ + dim * 16;
+        values_ = keys_ + dim * 16;
+        scores_ = values_ + kSpan * 16;
         q_ = scores_ + padded * kSpan;
         sum_ = partial(q_ + padded * dim);
         span_ = partial(sum_.out + max_rows_ * value_dim);
@@ -53,12 +54,12 @@ public:
             limits_[max_rows_ + r] = static_cast<int>(std::max(from, to));
             if (a_.mask) mask_[r] = a_.mask->data + query(r) * a_.mask->step(1) + start;
         }
-        kernels_.attend_span(
-            {rows_, static_cast<int>(a_.q.size(0)), static_cast<int>(a_.v.size(0)), q_,
-             a_.k.data + start * a_.k.step(2) + head_ * a_.k.step(1),
-             a_.v.data + start * a_.v.step(2) + head_ * a_.v.step(1), a_.k.step(2), a_.v.step(2),
-             limits_.data(), limits_.data() + max_rows_, a_.mask ? mask_.data() : nullptr, keys_, scores_},
-            out);
+        kernels_.attend_span({rows_, static_cast<int>(a_.q.size(0)), static_cast<int>(a_.v.size(0)), q_,
+                              a_.k.data + start * a_.k.step(2) + head_ * a_.k.step(1),
+                              a_.v.data + start * a_.v.step(2) + head_ * a_.v.step(1), a_.k.step(2),
+                              a_.v.step(2), limits_.data(), limits_.data() + max_rows_,
+                              a_.mask ? mask_.data() : nullptr, keys_, values_, scores_},
+                             out);
     }
 
     // All spans in one go.
@@ -104,7 +105,7 @@ private:
     std::vector<float> scratch_;
     std::vector<int> limits_;
     std::vector<const bool*> mask_;
-    float *keys_, *scores_, *q_;
+    float *keys_, *values_, *scores_, *q_;
     Partial sum_, span_;
 };
 

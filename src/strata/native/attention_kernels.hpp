@@ -13,8 +13,9 @@ struct AttentionKernels : Simd<I> {
     using S = Simd<I>;
     using typename S::Int;
     using typename S::Vec;
-    static constexpr int kGroup = 4;  // rows that share a load of keys or values
-    static constexpr int kKeys = 16;  // keys whose scores are computed together
+    static constexpr int kGroup = 4;    // rows that share a load of keys or values
+    static constexpr int kKeys = 16;    // keys whose scores are computed together
+    static constexpr int kFewRows = 8;  // so many at most are limited by memory
 
     // keys[d][0..8) = value d of 8 keys, for all d; `n` keys exist, the others are zero.
     static STRATA_INLINE void transpose_keys(const float* k, ptrdiff_t step, int n, int dim, float* keys) {
@@ -47,9 +48,18 @@ struct AttentionKernels : Simd<I> {
         }
     }
 
+    static STRATA_INLINE void prefetch(const float* p, int n) {
+        for (int i = 0; i < n; i += 16) __builtin_prefetch(p + i, 0, 2);
+    }
+
     // scores[row] = q[row] k for the keys from `low` to `high`.
     static void score(const SpanRows& s, int low, int high) {
         for (int j = low / kKeys * kKeys; j < high; j += kKeys) {
+            // in strides that the processor's own prefetcher does not follow
+            for (int i = j; i < j + kKeys && i < high; ++i) {
+                prefetch(s.v + i * s.v_step, s.value_dim);
+                if (i + kKeys < high) prefetch(s.k + (i + kKeys) * s.k_step, s.dim);
+            }
             for (int half = 0; half < kKeys; half += 8) {
                 int n = high - j - half;
                 const float* k = s.k + (j + half) * s.k_step;
@@ -103,32 +113,38 @@ struct AttentionKernels : Simd<I> {
             for (int i = 0; i < vectors; ++i) S::store(out + r * out_step + 8 * i, sums[r][i]);
     }
 
-    static void weigh(const SpanRows& s, int low, float* out) {
+    // Columns [d, d + 8 * vectors) of the result. Many rows read a copy of the values: in place they lie at
+    // distances that collide in the cache.
+    template <int vectors>
+    static void weigh_columns(const SpanRows& s, int low, int high, int d, float* out) {
+        const float* v = s.v + d;
+        ptrdiff_t step = s.v_step;
+        if (s.rows > kFewRows) {
+            v = s.values;
+            step = kKeys;
+            for (int j = low; j < high; ++j)
+                for (int i = 0; i < vectors; ++i)
+                    S::store(s.values + j * step + 8 * i, S::load(s.v + j * s.v_step + d + 8 * i));
+        }
+        for (int r = 0; r < s.rows; r += kGroup) {
+            int rows = s.rows - r < kGroup ? s.rows - r : kGroup;
+            int last = 0;  // causal rows see fewer keys than the block
+            for (int i = 0; i < rows; ++i) last = s.high[r + i] > last ? s.high[r + i] : last;
+            weigh_values<vectors>(s.scores + r * kSpan, v, step, low, last, out + r * s.value_dim + d, rows,
+                                  s.value_dim);
+        }
+    }
+
+    static void weigh(const SpanRows& s, int low, int high, float* out) {
         int d = 0;
-        auto groups = [&](const auto& work) {
-            for (int r = 0; r < s.rows; r += kGroup) {
-                int rows = s.rows - r < kGroup ? s.rows - r : kGroup;
-                int last = 0;  // causal rows see fewer keys than the block
-                for (int i = 0; i < rows; ++i) last = s.high[r + i] > last ? s.high[r + i] : last;
-                work(s.scores + r * kSpan, last, rows, out + r * s.value_dim + d);
-            }
-        };
-        for (; d + 16 <= s.value_dim; d += 16)
-            groups([&](const float* p, int last, int rows, float* to) {
-                weigh_values<2>(p, s.v + d, s.v_step, low, last, to, rows, s.value_dim);
-            });
-        for (; d + 8 <= s.value_dim; d += 8)
-            groups([&](const float* p, int last, int rows, float* to) {
-                weigh_values<1>(p, s.v + d, s.v_step, low, last, to, rows, s.value_dim);
-            });
+        for (; d + 16 <= s.value_dim; d += 16) weigh_columns<2>(s, low, high, d, out);
+        for (; d + 8 <= s.value_dim; d += 8) weigh_columns<1>(s, low, high, d, out);
         for (; d < s.value_dim; ++d)
-            groups([&](const float* p, int last, int rows, float* to) {
-                for (int r = 0; r < rows; ++r) {
-                    float sum = 0;
-                    for (int j = low; j < last; ++j) sum += p[r * kSpan + j] * s.v[j * s.v_step + d];
-                    to[r * s.value_dim] = sum;
-                }
-            });
+            for (int r = 0; r < s.rows; ++r) {
+                float sum = 0;
+                for (int j = low; j < s.high[r]; ++j) sum += s.scores[r * kSpan + j] * s.v[j * s.v_step + d];
+                out[r * s.value_dim + d] = sum;
+            }
     }
 
     static void attend_span(const SpanRows& s, const Partial& out) {
@@ -141,7 +157,7 @@ struct AttentionKernels : Simd<I> {
         score(s, low, high);
         int begin = low / 8 * 8, end = (high + 7) / 8 * 8;
         for (int r = 0; r < s.rows; ++r) exponentials(s, r, begin, end, out.max[r], out.sum[r]);
-        weigh(s, low, out.out);
+        weigh(s, low, high, out.out);
     }
 
     static void merge_span(int rows, int value_dim, const Partial& sum, const Partial& span) {

@@ -19,7 +19,7 @@ struct SpanRows {
     ptrdiff_t k_step, v_step;  // between keys
     const int *low, *high;  // keys of the span that a row sees: [low, high) within [0, kSpan], or low == high
     const bool* const* mask;  // of a row at the span's first key, or null
-    float* keys;              // scratch [dim, 16]
+    float *keys, *values;     // scratch [dim, 16], [kSpan, 16]
     float* scores;            // scratch [rows rounded up to 4, kSpan]
 };
 
