@@ -7,7 +7,7 @@ import torch
 from strata.native import _core, ops
 from strata.ops.activation import swiglu
 from strata.ops.quantized_experts import swiglu as exact_swiglu
-from strata.ops.rms_norm import rms_norm
+from strata.ops.rms_norm import add_rms_norm, rms_norm
 from strata.ops.rotary import rotate
 from strata.ops.router import route
 
@@ -41,6 +41,14 @@ def test_rms_norm_of_streams_and_of_parts_of_rows(isa, threads):
     close(ops.rms_norm(x, weight, 1e-6), rms_norm(x, weight, 1e-6))
     part = random(ROWS, 3, 64)[..., 8:48]  # not contiguous, as a projection that was split
     assert torch.equal(ops.rms_norm(part, weight, 1e-6), ops.rms_norm(part.contiguous(), weight, 1e-6))
+
+
+def test_add_rms_norm_is_the_sum_and_its_norm(isa, threads):
+    x, y, weight = random(ROWS, 576), random(ROWS, 2 * 576)[:, 576:], random(576)
+    total, normalized = ops.add_rms_norm(x, y, weight, 1e-5)
+    assert torch.equal(total, x + y)
+    assert torch.equal(normalized, ops.rms_norm(x + y, weight, 1e-5))
+    close(normalized, add_rms_norm(x, y, weight, 1e-5)[1])
 
 
 @pytest.mark.parametrize(("dim", "pairs"), [(64, 32), (128, 32), (10, 5), (20, 7)])

@@ -5,6 +5,7 @@ import torch
 
 from strata.native import ops
 from strata.ops.attention import attend
+from strata.ops.cached_attention import attend_cached
 
 SPAN = 256  # attention.cpp: where keys are cut
 
@@ -83,3 +84,52 @@ def test_what_does_not_fit_is_refused():
         ops.attend(q, k, v[:8], 0.3)
     with pytest.raises(ValueError, match="mask has shape"):
         ops.attend(q, k, v, 0.3, mask=torch.ones(4, 8, dtype=torch.bool))
+
+
+CACHED_OPTIONS = {
+    "plain": {},
+    "interleaved": {"interleaved": True, "window": 40},
+    "normalized": {"q_norm": torch.rand(24), "k_norm": torch.rand(24), "epsilon": 1e-5},
+    "gated": {"gate": torch.randn(70, 6, 40, generator=torch.Generator().manual_seed(3))[..., 20:]},
+}
+
+
+@pytest.mark.parametrize("options", CACHED_OPTIONS)
+def test_one_step_is_its_parts(options, isa, threads):
+    options = CACHED_OPTIONS[options]
+    length, n = 50, 70
+    q, k, v = random(n, n)
+    cos, sin = torch.randn(2, n, 8, generator=torch.Generator().manual_seed(1))
+    caches = [torch.ones(130, 2, 24), torch.ones(130, 2, 20)]
+    native = [cache.clone() for cache in caches]
+    want = attend_cached(q, k, v, cos, sin, *caches, length, 0.3, **options)
+    got = ops.attend_cached(
+        q.flatten(1), k.flatten(1), v.flatten(1), cos, sin, *native, length, 0.3, **options
+    )
+    close(got, want)
+    close(native[0], caches[0])
+    assert torch.equal(native[1], caches[1])  # rows outside untouched, values as they came
+    rows = torch.cat([native[0][:length], native[0][length + n :]])
+    assert torch.equal(rows, torch.ones_like(rows))
+
+    by_token = [torch.ones(130, 2, 24), torch.ones(130, 2, 20)]
+    gate = options.get("gate")
+    for i in range(n):
+        if gate is not None:
+            options = options | {"gate": gate[i : i + 1]}
+        part = (x[i : i + 1] for x in (q, k, v, cos, sin))
+        alone = ops.attend_cached(*part, *by_token, length + i, 0.3, **options)
+        assert torch.equal(alone[0], got[i]), i
+    assert torch.equal(by_token[0], native[0])
+
+
+def test_a_cache_without_room_is_refused():
+    q, k, v = random(4, 4)
+    cos, sin = torch.randn(2, 4, 8)
+    keys, values = torch.ones(9, 2, 24), torch.ones(9, 2, 20)
+    with pytest.raises(ValueError, match="no room"):
+        ops.attend_cached(q, k, v, cos, sin, keys, values, 6, 0.3)
+    with pytest.raises(ValueError, match="must be contiguous"):
+        ops.attend_cached(q, k, v, cos, sin, torch.ones(9, 2, 30)[..., :24], values, 0, 0.3)
+    with pytest.raises(ValueError, match=r"q must be \[n, heads, dim\]"):
+        ops.attend_cached(q.flatten(1)[:, :-1], k, v, cos, sin, keys, values, 0, 0.3)

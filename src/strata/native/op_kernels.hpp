@@ -11,8 +11,8 @@ constexpr OpKernels make_op_kernels() {
     using Small = SmallKernels<I>;
     using Attention = AttentionKernels<I>;
     return {
-        Small::rms_norm,        Small::rotate,         Small::swiglu,     Small::softmax,
-        Attention::attend_span, Attention::merge_span, Attention::finish,
+        Small::rms_norm, Small::rotate,          Small::swiglu,         Small::sigmoid_gate,
+        Small::softmax,  Attention::attend_span, Attention::merge_span, Attention::finish,
     };
 }
 

@@ -1,15 +1,10 @@
 // The ops between the products as Python sees them: torch tensors in, torch tensors out.
 #include "ops.hpp"
 
-#include <nanobind/stl/optional.h>
+#include <vector>
 
-#include <algorithm>
-#include <optional>
-#include <string>
-
-#include "attention.hpp"
 #include "bind_ops.hpp"
-#include "runtime.hpp"
+#include "share.hpp"
 #include "tensor.hpp"
 
 namespace strata {
@@ -25,26 +20,19 @@ namespace {
 
 using namespace nb::literals;
 
-// Sharing a loop costs some microseconds: as long as 64 KiB take one thread.
-constexpr int64_t kWorthSharing = 1 << 16;
-
-// Calls work(begin, end) for [0, n), by all threads where the whole touches enough bytes.
-template <class Work>
-void share(int64_t n, int64_t bytes, const Work& work) {
-    if (bytes < kWorthSharing) return work(0, static_cast<int>(n));
-    nb::gil_scoped_release release;
-    std::lock_guard lock(runtime().mutex);
-    runtime().pool->parallel_for(static_cast<int>(n), 1, work);
-}
-
 void expect_same_shape(const char* name, const Floats& got, const Floats& want) {
     if (got.ndim != want.ndim || got.shape != want.shape) bad_shape(name, "has another shape");
 }
 
-nb::object rms_norm(const Floats& x, const Floats& weight, float epsilon) {
-    bool per_row = weight.ndim > 1;  // [streams, width] for x [n, streams, width]
+// [width], or [streams, width] for x [n, streams, width].
+void expect_weight(const Floats& weight, const Floats& x) {
+    bool per_row = weight.ndim > 1;
     if (weight.ndim > 2 || weight.size(0) != x.size(0) || (per_row && weight.size(1) != x.size(1)))
         bad_shape("weight", "does not fit the last dimensions of x");
+}
+
+nb::object rms_norm(const Floats& x, const Floats& weight, float epsilon) {
+    expect_weight(weight, x);
     float* out;
     nb::object result = empty_like(x, &out);
     const OpKernels& kernels = op_kernels();
@@ -55,6 +43,25 @@ nb::object rms_norm(const Floats& x, const Floats& weight, float epsilon) {
                              out + i * width);
     });
     return result;
+}
+
+nb::tuple add_rms_norm(const Floats& x, const Floats& y, const Floats& weight, float epsilon) {
+    expect_weight(weight, x);
+    expect_same_shape("y", y, x);
+    float *sums, *out;
+    nb::object sum = empty_like(x, &sums), result = empty_like(x, &out);
+    const OpKernels& kernels = op_kernels();
+    int width = static_cast<int>(x.size(0));
+    share(x.num_rows(), x.num_elements() * 16, [&](int begin, int end) {
+        for (int64_t i = begin; i < end; ++i) {
+            float* row = sums + i * width;
+            const float *a = x.row(i), *b = y.row(i);
+            for (int j = 0; j < width; ++j) row[j] = a[j] + b[j];
+            kernels.rms_norm(row, weight.data + i % weight.size(1) * weight.step(1), epsilon, width,
+                             out + i * width);
+        }
+    });
+    return nb::make_tuple(std::move(sum), std::move(result));
 }
 
 nb::object rotate(const Floats& x, const Floats& cos, const Floats& sin, bool interleaved) {
@@ -126,32 +133,6 @@ nb::tuple route(const Floats& logits, int num_used, bool normalize) {
     return nb::make_tuple(std::move(ids), std::move(shares));
 }
 
-// Runs attention, by all threads where there is enough of it.
-void run_attention(const Attention& a, float* out) {
-    int64_t keys = a.window ? std::min(a.window, a.num_keys()) : a.num_keys();
-    int64_t products = a.num_queries() * a.num_heads() * keys * (a.q.size(0) + a.v.size(0));
-    if (products < 4 * kWorthSharing) return compute_attention(op_kernels(), nullptr, a, out);
-    nb::gil_scoped_release release;
-    std::lock_guard lock(runtime().mutex);
-    compute_attention(op_kernels(), runtime().pool.get(), a, out);
-}
-
-nb::object attend(const Floats& q, const Floats& k, const Floats& v, float scale,
-                  std::optional<int64_t> window, std::optional<Array<const bool>> mask) {
-    if (q.ndim != 3 || k.ndim != 3 || v.ndim != 3) bad_shape("q, k, v", "must be [positions, heads, dim]");
-    int64_t t = k.size(2), kv_heads = k.size(1), n = q.size(2);
-    k.expect("k", {t, kv_heads, q.size(0)});
-    v.expect("v", {t, kv_heads, v.size(0)});
-    if (n > t) bad_shape("k", "has fewer positions than q");
-    if (kv_heads < 1 || q.size(1) % kv_heads) bad_shape("q", "has heads that cannot share those of k");
-    if (window && *window < 1) bad_shape("window", "must be at least 1");
-    if (mask) mask->expect("mask", {n, t});
-    float* out;
-    nb::object result = empty<float>({n, q.size(1), v.size(0)}, &out);
-    if (n) run_attention({q, k, v, scale, window.value_or(0), mask ? &*mask : nullptr}, out);
-    return result;
-}
-
 }  // namespace
 
 void bind_ops(nb::module_& m) {
@@ -161,8 +142,9 @@ void bind_ops(nb::module_& m) {
           "As strata.ops.rotary.rotate.");
     m.def("swiglu", &swiglu, "gate"_a, "up"_a, "As strata.ops.activation.swiglu.");
     m.def("route", &route, "logits"_a, "num_used"_a, "normalize"_a = true, "As strata.ops.router.route.");
-    m.def("attend", &attend, "q"_a, "k"_a, "v"_a, "scale"_a, "window"_a.none() = nb::none(),
-          "mask"_a.none() = nb::none(), "As strata.ops.attention.attend.");
+    m.def("add_rms_norm", &add_rms_norm, "x"_a, "y"_a, "weight"_a, "epsilon"_a,
+          "As strata.ops.rms_norm.add_rms_norm.");
+    bind_attention(m);
 }
 
 }  // namespace strata

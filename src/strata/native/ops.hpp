@@ -37,6 +37,8 @@ struct OpKernels {
                    float* out);
     // out = silu(gate) * up
     void (*swiglu)(const float* gate, const float* up, int n, float* out);
+    // out = x * sigmoid(gate)
+    void (*sigmoid_gate)(const float* x, const float* gate, int n, float* out);
     // Softmax of n logits.
     void (*softmax)(const float* logits, int n, float* out);
     // One span of attention, and its addition to what came before.

@@ -7,7 +7,9 @@ be contiguous in their last dimension; TypeError and ValueError else. Matrices a
 """
 
 from strata.native._core import (
+    add_rms_norm,
     attend,
+    attend_cached,
     experts,
     feed_forward,
     matmul,
@@ -28,7 +30,9 @@ from strata.ops.reference import (
 )
 
 __all__ = [
+    "add_rms_norm",
     "attend",
+    "attend_cached",
     "attend_gathered",
     "causal_convolution",
     "delta_rule",

@@ -77,6 +77,14 @@ struct SmallKernels : Simd<I> {
         });
     }
 
+    static STRATA_INLINE Vec sigmoid(Vec x) { return 1.0f / (S::exponential(-x) + 1.0f); }
+
+    static void sigmoid_gate(const float* x, const float* gate, int n, float* out) {
+        for_lanes(n, [&](int i, int lanes) {
+            put(out + i, get(x + i, lanes) * sigmoid(get(gate + i, lanes)), lanes);
+        });
+    }
+
     static void softmax(const float* logits, int n, float* out) {
         float largest = logits[0];
         for (int i = 1; i < n; ++i) largest = logits[i] > largest ? logits[i] : largest;

@@ -12,3 +12,11 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Ten
         epsilon: added to the mean square.
     """
     return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + epsilon) * weight
+
+
+def add_rms_norm(
+    x: torch.Tensor, y: torch.Tensor, weight: torch.Tensor, epsilon: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """`x + y`, and `rms_norm` of it: how a block hands the residual on to its next part."""
+    total = x + y
+    return total, rms_norm(total, weight, epsilon)
