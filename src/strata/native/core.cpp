@@ -7,6 +7,7 @@
 #include <string>
 
 #include "bind_ops.hpp"
+#include "bind_pool.hpp"
 #include "bound.hpp"
 
 using namespace strata;
@@ -65,12 +66,6 @@ void use_isa(const std::string& name) {
     fail("this processor or build has no kernels for " + name);
 }
 
-void set_num_threads(int n) {
-    if (n < 1 || n > 1024) fail("number of threads is " + std::to_string(n) + ", expected 1 to 1024");
-    std::lock_guard lock(runtime().mutex);
-    if (n != runtime().pool->num_threads()) runtime().pool = std::make_unique<Pool>(n);
-}
-
 // Fills the codebook `name` from its bytes, in the order of the indices.
 void set_grid(const std::string& name, ReadBytes bytes) {
     struct Target {
@@ -102,6 +97,7 @@ std::vector<std::string> formats() {
 
 NB_MODULE(_core, m) {
     bind_products(m);
+    bind_pool(m);
     m.def("formats", &formats);
     m.def("plane_bytes", &plane_bytes, "format"_a, "num_out"_a, "num_in"_a);
     m.def("pack", &pack, "format"_a, "num_out"_a, "num_in"_a, "blocks"_a, "planes"_a);
@@ -109,8 +105,6 @@ NB_MODULE(_core, m) {
     m.def("isas", &isas);
     m.def("isa", [] { return std::string(runtime().kernels->name); });
     m.def("use_isa", &use_isa, "name"_a);
-    m.def("num_threads", [] { return runtime().pool->num_threads(); });
-    m.def("set_num_threads", &set_num_threads, "n"_a);
 
     nb::class_<Activations>(m, "Activations")
         .def_prop_ro("rows", &Activations::rows)

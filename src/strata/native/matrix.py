@@ -7,6 +7,7 @@ import numpy as np
 import torch
 
 from strata.formats.quants.grid import GRID, grid
+from strata.hardware.cpu import usable_cpus
 from strata.native import _core
 
 _GRID_NAMES = frozenset(f.name for f in GRID)
@@ -24,8 +25,8 @@ def num_threads() -> int:
 
 
 def set_num_threads(n: int) -> None:
-    """Use `n` threads, 1 to 1024, from the next call on."""
-    _core.set_num_threads(n)
+    """Use `n` threads, 1 to 1024, from the next call on; the first of the usable cores get one each."""
+    _core.set_num_threads(n, [(core.cpus, core.speed) for core in usable_cpus()])
 
 
 def empty_planes(num_bytes: int) -> np.ndarray:
