@@ -2,42 +2,54 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <source_location>
 
 namespace strata {
 
 namespace {
 
-// The rows that one expert computes. Entries are (row, slot) pairs: entry = row * slots + slot.
+// What one expert computes: the entries of a call that name it, ascending.
 struct Group {
     int expert;
     std::vector<int> entries;
     Activations input, hidden;
     std::vector<float> gathered, gate, up, down;  // [entries, width], [entries, ff] twice, [entries, width]
+
+    Group(int expert, std::vector<int> of, int width, int ff)
+        : expert(expert),
+          entries(std::move(of)),
+          input(static_cast<int>(entries.size()), width),
+          hidden(static_cast<int>(entries.size()), ff),
+          gathered(entries.size() * width),
+          gate(entries.size() * ff),
+          up(entries.size() * ff),
+          down(entries.size() * width) {}
 };
 
 // Entries by expert, experts ascending.
-std::vector<Group> group_by_expert(const int32_t* ids, int num_entries, int num_experts, int width, int ff) {
-    std::vector<std::vector<int>> entries(num_experts);
-    for (int i = 0; i < num_entries; ++i) entries[ids[i]].push_back(i);
+std::vector<Group> group_by_expert(const int32_t* experts, int num_entries, int width, int ff) {
+    std::vector<int> order(num_entries);
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int a, int b) { return experts[a] < experts[b]; });
     std::vector<Group> groups;
-    for (int e = 0; e < num_experts; ++e) {
-        if (entries[e].empty()) continue;
-        int n = static_cast<int>(entries[e].size());
-        size_t wide = static_cast<size_t>(n) * width, deep = static_cast<size_t>(n) * ff;
-        groups.push_back({e, std::move(entries[e]), Activations(n, width), Activations(n, ff),
-                          std::vector<float>(wide), std::vector<float>(deep), std::vector<float>(deep),
-                          std::vector<float>(wide)});
+    for (auto first = order.begin(); first != order.end();) {
+        int expert = experts[*first];
+        auto last = std::find_if(first, order.end(), [&](int i) { return experts[i] != expert; });
+        groups.emplace_back(expert, std::vector<int>(first, last), width, ff);
+        first = last;
     }
     return groups;
 }
 
 // Calls work(group, begin, end) for ranges of `size(group)` items of every group, all groups in one loop.
 template <class Size, class Work>
-void for_each_item(Pool& pool, std::vector<Group>& groups, const Size& size, const Work& work) {
+void for_each_item(Pool& pool, std::vector<Group>& groups, const Size& size, const Work& work,
+                   std::source_location loop = std::source_location::current()) {
     std::vector<int> ends;
     int n = 0;
     for (auto& g : groups) ends.push_back(n += size(g));
-    pool.parallel_for(n, 1, [&](int begin, int end) {
+    auto split = [&](int begin, int end) {
         size_t i = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
         while (begin < end) {
             int start = i ? ends[i - 1] : 0, stop = std::min(end, ends[i]);
@@ -45,17 +57,16 @@ void for_each_item(Pool& pool, std::vector<Group>& groups, const Size& size, con
             begin = stop;
             ++i;
         }
-    });
+    };
+    pool.parallel_for(n, 1, split, loop);
 }
 
-}  // namespace
-
-void run_experts(Runtime& runtime, const ExpertLayer& layer, const float* x, const int32_t* ids,
-                 const float* weights, int rows, int slots, float* out) {
-    const Kernels& kernels = *runtime.kernels;
-    Pool& pool = *runtime.pool;
+// Computes every group, one pass over an expert's weights for all its entries. row_of(entry) is its row of
+// `x`; ready(group, column, n) is called where columns [column, column + n) of `down` are there.
+template <class RowOf, class Ready>
+void compute(const Kernels& kernels, Pool& pool, const ExpertLayer& layer, std::vector<Group>& groups,
+             const float* x, const RowOf& row_of, const Ready& ready) {
     int width = layer.gate.first.k, ff = layer.gate.first.n;
-    auto groups = group_by_expert(ids, rows * slots, layer.gate.count, width, ff);
     auto panels = [](Group& g) { return g.input.num_panels(); };
 
     for_each_item(pool, groups, panels, [&](Group& g, int begin, int end) {
@@ -63,7 +74,7 @@ void run_experts(Runtime& runtime, const ExpertLayer& layer, const float* x, con
             int first = g.input.first_row(i);
             for (int r = first; r < first + g.input.panel(i).rows; ++r)
                 std::memcpy(&g.gathered[static_cast<size_t>(r) * width],
-                            x + static_cast<size_t>(g.entries[r] / slots) * width, width * sizeof(float));
+                            x + static_cast<size_t>(row_of(g.entries[r])) * width, width * sizeof(float));
             g.input.quantize_panel(i, g.gathered.data(), width, kernels.quantize);
         }
     });
@@ -81,7 +92,34 @@ void run_experts(Runtime& runtime, const ExpertLayer& layer, const float* x, con
     auto width_tiles = [&](Group&) { return num_tiles(width); };
     for_each_item(pool, groups, width_tiles, [&](Group& g, int begin, int end) {
         multiply_tiles(kernels, layer.down.at(g.expert), g.hidden, g.down.data(), width, begin, end);
+        int column = begin * kTileRows;
+        ready(g, column, std::min(end * kTileRows, width) - column);
     });
+}
+
+}  // namespace
+
+void run_entries(const Kernels& kernels, Pool& pool, const ExpertLayer& layer, const float* x,
+                 const int32_t* experts, const int32_t* rows, int num_entries, float* out) {
+    int width = layer.gate.first.k;
+    auto groups = group_by_expert(experts, num_entries, width, layer.gate.first.n);
+    compute(
+        kernels, pool, layer, groups, x, [&](int entry) { return rows[entry]; },
+        [&](const Group& g, int column, int n) {
+            for (size_t r = 0; r < g.entries.size(); ++r)
+                std::memcpy(out + static_cast<size_t>(g.entries[r]) * width + column,
+                            &g.down[r * width + column], n * sizeof(float));
+        });
+}
+
+void run_experts(Runtime& runtime, const ExpertLayer& layer, const float* x, const int32_t* ids,
+                 const float* weights, int rows, int slots, float* out) {
+    Pool& pool = *runtime.pool;
+    int width = layer.gate.first.k;
+    auto groups = group_by_expert(ids, rows * slots, width, layer.gate.first.n);
+    compute(
+        *runtime.kernels, pool, layer, groups, x, [&](int entry) { return entry / slots; },
+        [](const Group&, int, int) {});
 
     std::vector<const float*> partial(static_cast<size_t>(rows) * slots);
     for (auto& g : groups)

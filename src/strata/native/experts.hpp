@@ -31,4 +31,9 @@ struct ExpertLayer {
 void run_experts(Runtime& runtime, const ExpertLayer& layer, const float* x, const int32_t* ids,
                  const float* weights, int rows, int slots, float* out);
 
+// out[i] = expert(experts[i])(x[rows[i]]) for each entry i: what `run_experts` adds up, not yet weighed.
+// experts and rows: int32 [entries], in range; out: float32 [entries, width].
+void run_entries(const Kernels& kernels, Pool& pool, const ExpertLayer& layer, const float* x,
+                 const int32_t* experts, const int32_t* rows, int num_entries, float* out);
+
 }  // namespace strata
