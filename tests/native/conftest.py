@@ -13,7 +13,7 @@ def isa(request):
     _core.use_isa(before)
 
 
-@pytest.fixture(params=[1, 3])
+@pytest.fixture(params=[1, 2, 3])
 def threads(request):
     before = num_threads()
     set_num_threads(request.param)

@@ -31,13 +31,13 @@ def build(formats: tuple[str, str, str]) -> tuple[Experts, list[Expert]]:
 def test_experts_give_the_bits_of_the_reference(formats, isa, threads):
     native, reference = build(formats)
     rng = np.random.default_rng(3)
-    x = random_rows(13, WIDTH)
+    x = random_rows(23, WIDTH)
     ids = np.stack([rng.permutation(COUNT)[:3] for _ in x])
     ids[:, 0] = 2  # one expert with many rows
     weights = rng.random(ids.shape, dtype=np.float32)
     want = quantized_experts(reference, x, ids, weights)
     assert np.isfinite(want).all() and np.ptp(want) > 0
-    for rows in (1, 2, 13):
+    for rows in (1, 2, 13, 23):
         got = native(
             torch.from_numpy(x[:rows]), torch.from_numpy(ids[:rows]), torch.from_numpy(weights[:rows])
         )

@@ -26,11 +26,11 @@ def test_every_row_count_gives_the_bits_of_the_reference(name, isa):
     for num_in in widths(name):
         num_out = 37  # two tiles and five rows
         blocks = random_blocks(name, num_out, num_in)
-        x = random_rows(19, num_in)  # panels of 8, 8, 2 and 1; fewer rows below
+        x = random_rows(40, num_in)  # panels of 8, 4, 2 and 1 rows; in a batch 16, 16 and 8
         want = quantized_matmul(integer_decode(name, blocks, num_out, num_in), x)
         assert np.isfinite(want).all() and np.ptp(want) > 0
         matrix = Matrix.from_gguf(name, num_out, num_in, blocks)
-        for rows in (1, 2, 3, 4, 7, 8, 13, 19):
+        for rows in range(1, 41):
             got = matrix.multiply(torch.from_numpy(x[:rows]))
             assert_same_bits(got.numpy(), want[:rows])
 
@@ -48,9 +48,19 @@ def test_extreme_codes_do_not_overflow(name, byte, isa):
     if name == "IQ1_M":
         fields["scales"][:, 3] &= 0x3FFF
     x = np.stack([np.full(512, 3.0), np.full(512, -3.0), np.tile([3.0, -3.0], 256)]).astype(np.float32)
+    x = np.tile(x, (5, 1))
     want = quantized_matmul(integer_decode(name, blocks, 16, 512), x)
-    got = Matrix.from_gguf(name, 16, 512, blocks).multiply(torch.from_numpy(x))
-    assert_same_bits(got.numpy(), want)
+    matrix = Matrix.from_gguf(name, 16, 512, blocks)
+    for rows in (3, 15):  # few, and a batch
+        assert_same_bits(matrix.multiply(torch.from_numpy(x[:rows])).numpy(), want[:rows])
+
+
+def test_a_batch_larger_than_a_cache_gives_the_bits_of_the_reference(isa):
+    # More rows than are multiplied at once, and more weights in a row than are decoded at once.
+    blocks = random_blocks("IQ4_XS", 16, 4096)
+    x = random_rows(150, 4096)
+    want = quantized_matmul(integer_decode("IQ4_XS", blocks, 16, 4096), x)
+    assert_same_bits(Matrix.from_gguf("IQ4_XS", 16, 4096, blocks).multiply(torch.from_numpy(x)).numpy(), want)
 
 
 @pytest.mark.parametrize("name", ["Q4_0", "Q4_K", "MXFP4"])
@@ -73,9 +83,10 @@ def test_unusual_numbers(name, isa):
     assert_same_bits(Matrix.from_gguf(name, 16, num_in, blocks).multiply(torch.from_numpy(x)).numpy(), want)
 
 
-def test_threads_do_not_change_bits(threads):
+@pytest.mark.parametrize("rows", [7, 37])
+def test_threads_do_not_change_bits(rows, threads):
     blocks = random_blocks("Q4_K", 1000, 512)
-    x = random_rows(20, 512)
+    x = random_rows(rows, 512)
     want = quantized_matmul(integer_decode("Q4_K", blocks, 1000, 512), x)
     matrix = Matrix.from_gguf("Q4_K", 1000, 512, blocks)
     activations = Activations(torch.from_numpy(x))

@@ -10,8 +10,8 @@
 
 namespace strata {
 
-// Rows of `k` activations as panels of 8, then 4, 2, 1 rows. The result of a row does not depend on its
-// panel.
+// Rows of `k` activations as panels: of 8, 4, 2, 1 rows, or of 16 where there are more than kFewRows. The
+// result of a row does not depend on its panel.
 class Activations {
 public:
     Activations(int rows, int k);
@@ -19,8 +19,10 @@ public:
 
     int rows() const { return rows_; }
     int k() const { return k_; }
+    bool is_batch() const { return is_batch_; }
     int num_panels() const { return static_cast<int>(panels_.size()); }
     const Panel& panel(int i) const { return panels_[i]; }
+    const Panel* panels() const { return panels_.data(); }
     int first_row(int i) const { return first_rows_[i]; }
 
     // Quantises the rows of panel i; `x` is float32 [rows, k], rows `stride` floats apart.
@@ -28,7 +30,10 @@ public:
     void quantize(const float* x, size_t stride, const Kernels& kernels, Pool& pool);
 
 private:
+    size_t place(const Panel& p, int m, int word) const;
+
     int rows_, k_;
+    bool is_batch_;
     std::unique_ptr<uint32_t[]> words_;
     std::vector<Panel> panels_;
     std::vector<int> first_rows_;

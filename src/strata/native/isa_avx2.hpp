@@ -128,6 +128,10 @@ struct Avx2 {
 
     static __m256i spread(uint32_t a) { return _mm256_set1_epi32(static_cast<int>(a)); }
     static Signed prepare(Word codes) { return {codes, _mm256_abs_epi8(codes)}; }
+    template <int n>
+    static Word biased(Signed codes) {
+        return _mm256_add_epi8(_mm256_sign_epi8(codes.magnitude, codes.value), _mm256_set1_epi8(n));
+    }
     // Magnitudes (below 128) with the signs in bit g of every byte.
     template <int g>
     static Signed apply_signs(Word magnitudes, Word signs) {
@@ -144,9 +148,10 @@ struct Avx2 {
         add_dots(sum, _mm256_maddubs_epi16(codes.magnitude, _mm256_sign_epi8(spread(a), codes.value)));
     }
     // GCC would otherwise multiply everything first and add at the end, through the stack.
+    static void keep(__m256i& sum) { asm volatile("" : "+x"(sum)); }
     static void add_dots(Dot& a, Dot b) {
         a = _mm256_add_epi16(a, b);
-        asm volatile("" : "+x"(a));
+        keep(a);
     }
     // Nor should it keep one half's broadcasts for the other half: loading them again is free, spilling is
     // not.

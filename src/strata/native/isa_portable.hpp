@@ -145,6 +145,15 @@ struct Portable {
     }
 
     static Signed prepare(Word codes) { return std::bit_cast<Signed>(codes); }
+    // Four bytes code + n; what prepare() added counts as part of n.
+    template <int n>
+    static Word biased(Signed codes) {
+        return each<Word>([&](int i) {
+            uint32_t r = 0;
+            for (int j = 0; j < 4; ++j) r |= uint32_t(uint8_t(signed_byte(codes.v[i], j) + n)) << (8 * j);
+            return r;
+        });
+    }
     // Magnitudes (below 128) with the signs in bit g of every byte.
     template <int g>
     static Signed apply_signs(Word magnitudes, Word signs) {
@@ -167,6 +176,7 @@ struct Portable {
             for (int j = 0; j < 4; ++j) sum.v[i] += signed_byte(codes.v[i], j) * signed_byte(a, j);
     }
     static const uint32_t* hide(const uint32_t* p) { return p; }  // a hint for other compilers' registers
+    static void keep(Int&) {}                                     // likewise
     static Int add_dot(Int sum, Dot d) { return add(sum, d); }
     static Int add_dot(Int sum, Dot d, Int scale) {
         return each<Int>([&](int i) { return sum.v[i] + d.v[i] * scale.v[i]; });

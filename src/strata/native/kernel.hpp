@@ -17,6 +17,9 @@ template <class I>
 void quantize_block(const float* x, int n, int8_t* codes, float* scale);
 template <class I>
 void swiglu(float* gate, const float* up, int n);
+// Defined in batch_*.cpp.
+template <class I>
+void multiply_batch(int format, const Tile&, const Panel* panels, int num_panels, int k, float* out);
 
 template <class F, class I, int M>
 struct TileKernel {
@@ -85,22 +88,30 @@ struct TileKernel {
         }
     }
 
-    static STRATA_INLINE void add_span(const Tile& t, const float* scales, int block, int half,
-                                       const Int* sum, const Int* minimum, Float* total) {
+    static STRATA_INLINE Float load_scale(const Tile& t, int block, int half) {
         const uint8_t* p = t.scale + (block * kTileRows + half * I::lanes) * f.scale_bytes();
-        Float scale;
-        if constexpr (f.scale == Scale::f16) scale = I::load_f16(p);
+        if constexpr (f.scale == Scale::e8m0) return I::load_e8m0(p);
+        if constexpr (f.scale == Scale::ue4m3) return I::load_ue4m3(p);
+        Float scale = I::load_f16(p);
         if constexpr (Decode::is_grid && f.grid.scale_factor != 1)
             scale = I::mul(scale, I::broadcast(f.grid.scale_factor));
-        if constexpr (f.scale == Scale::e8m0) scale = I::load_e8m0(p);
-        if constexpr (f.scale == Scale::ue4m3) scale = I::load_ue4m3(p);
+        return scale;
+    }
+
+    static STRATA_INLINE Float load_minimum(const Tile& t, int block, int half) {
+        return I::load_f16(t.minimum + (block * kTileRows + half * I::lanes) * 2);
+    }
+
+    static STRATA_INLINE void add_span(const Tile& t, const float* scales, int block, int half,
+                                       const Int* sum, const Int* minimum, Float* total) {
+        Float scale = load_scale(t, block, half);
         STRATA_UNROLL
         for (int m = 0; m < M; ++m) {
             Float a = I::broadcast(scales[m]);
             total[m] = I::add(total[m], I::mul(I::mul(I::to_float(sum[m]), scale), a));
         }
         if constexpr (f.minimum != Minimum::none) {
-            Float least = I::load_f16(t.minimum + (block * kTileRows + half * I::lanes) * 2);
+            Float least = load_minimum(t, block, half);
             STRATA_UNROLL
             for (int m = 0; m < M; ++m) {
                 Float term = I::mul(I::mul(I::to_float(minimum[m]), least), I::broadcast(scales[m]));
@@ -184,7 +195,7 @@ constexpr std::array<MultiplyTile, 4> kernels_of_format() {
 
 template <class I, class... F>
 constexpr Kernels make_kernels(std::tuple<F...>*) {
-    return {I::name, &quantize_block<I>, &swiglu<I>, {kernels_of_format<F, I>()...}};
+    return {I::name, &quantize_block<I>, &swiglu<I>, {kernels_of_format<F, I>()...}, &multiply_batch<I>};
 }
 
 }  // namespace strata

@@ -9,6 +9,10 @@ namespace strata {
 
 using MultiplyTile = void (*)(const Tile&, const Panel&, int k, float* out);
 
+// The same for all panels of a batch: out is [panels][16][16].
+using MultiplyBatch = void (*)(int format, const Tile&, const Panel* panels, int num_panels, int k,
+                               float* out);
+
 using QuantizeBlock = void (*)(const float* x, int n, int8_t* codes, float* scale);
 
 using Swiglu = void (*)(float* gate, const float* up, int n);
@@ -19,6 +23,7 @@ struct Kernels {
     Swiglu swiglu;
     // [format][log2 of the rows in the panel]
     std::array<std::array<MultiplyTile, 4>, kNumFormats> multiply;
+    MultiplyBatch multiply_batch;
 };
 
 const Kernels& portable_kernels();

@@ -86,7 +86,13 @@ inline Tile tile_at(const uint8_t* base, const TilePlan& p) {
             base + p.sub, base + p.sub_minimum, base + p.extra};
 }
 
-// Up to 8 activation rows, quantised and interleaved: what a kernel reads beside a tile. M = rows.
+// Up to this many activation rows are interleaved for a tile's kernel; more make a batch.
+inline constexpr int kFewRows = 8;
+inline constexpr int kBatchRows = 16;   // in a panel of a batch
+inline constexpr int kBatchWords = 16;  // neighbouring words of one row of a batch: a cache line
+
+// Activation rows, quantised: what a kernel reads beside a tile. M = rows, which are 8, 4, 2 or 1; in a batch
+// they are up to 16, M = 16, and codes are [ceil(K / 64)][M][16].
 struct Panel {
     int rows;
     const uint32_t* codes;  // [K / 4][M], four int8 codes in each word

@@ -25,19 +25,34 @@ const Isas& available_isas() {
     return isas;
 }
 
+namespace {
+
+void store(const Activations& x, int panel, const float* sums, float* out, size_t stride, int columns) {
+    for (int m = 0; m < x.panel(panel).rows; ++m)
+        std::memcpy(out + (x.first_row(panel) + m) * stride, sums + m * kTileRows, columns * sizeof(float));
+}
+
+// Batches are cut so that their activations stay in the second-level cache.
+int panels_at_once(int k) { return std::max(1, (1 << 18) / (k * kBatchRows)); }
+
+}  // namespace
+
 void multiply_tiles(const Kernels& kernels, const Matrix& w, const Activations& x, float* out, size_t stride,
                     int begin, int end) {
-    const auto& multiply = kernels.multiply[w.format];
-    alignas(64) float sums[8 * kTileRows];
-    for (int t = begin; t < end; ++t) {
-        Tile tile = tile_at(w.planes + t * w.plan.bytes, w.plan);
-        size_t columns = std::min(kTileRows, w.n - t * kTileRows);
-        for (int i = 0; i < x.num_panels(); ++i) {
-            const Panel& p = x.panel(i);
-            multiply[std::countr_zero(static_cast<unsigned>(p.rows))](tile, p, w.k, sums);
-            for (int m = 0; m < p.rows; ++m)
-                std::memcpy(out + (x.first_row(i) + m) * stride + t * kTileRows, sums + m * kTileRows,
-                            columns * sizeof(float));
+    int at_once = x.is_batch() ? std::min(panels_at_once(w.k), x.num_panels()) : 1;
+    auto sums = std::make_unique_for_overwrite<float[]>(at_once * kBatchRows * kTileRows);
+    for (int first = 0; first < x.num_panels(); first += at_once) {
+        int last = std::min(first + at_once, x.num_panels());
+        for (int t = begin; t < end; ++t) {
+            Tile tile = tile_at(w.planes + t * w.plan.bytes, w.plan);
+            if (x.is_batch())
+                kernels.multiply_batch(w.format, tile, x.panels() + first, last - first, w.k, sums.get());
+            else
+                kernels.multiply[w.format][std::countr_zero(static_cast<unsigned>(x.panel(first).rows))](
+                    tile, x.panel(first), w.k, sums.get());
+            for (int i = first; i < last; ++i)
+                store(x, i, sums.get() + (i - first) * kBatchRows * kTileRows, out + t * kTileRows, stride,
+                      std::min(kTileRows, w.n - t * kTileRows));
         }
     }
 }
