@@ -1,7 +1,6 @@
 """Rendered conversations against transformers' `apply_chat_template`, and what users can write into them."""
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,6 +9,7 @@ from transformers.utils.chat_template_utils import render_jinja_template
 from strata.errors import RequestError
 from strata.formats.tokenizer import Tokenizer
 from strata.serve.templates import CHATML, ChatTemplate, render_ids
+from tests.helpers.chat_templates import TEMPLATES
 from tests.helpers.vocabularies import (
     CONTROL,
     USER_DEFINED,
@@ -18,10 +18,6 @@ from tests.helpers.vocabularies import (
     byte_level_metadata,
 )
 
-TEMPLATES = {
-    path.stem: path.read_text(encoding="utf-8")
-    for path in (Path(__file__).parents[1] / "data" / "templates").glob("*.jinja")
-}
 SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
 TOOL = {
     "type": "function",
@@ -95,7 +91,7 @@ def test_features_are_those_of_transformers(source: str) -> None:
 
 
 # What clients send, and what a template gets to see of it.
-SEEN = "{{ messages | tojson }}"
+SEEN = "{# knows tools #}{{ messages | tojson }}"
 
 
 def seen(*messages: dict[str, Any]) -> list[dict[str, Any]]:
@@ -123,6 +119,60 @@ def test_tool_arguments_are_parsed_where_they_are_an_object(sent: Any, rendered:
     message = call(sent)
     assert seen(message)[0]["tool_calls"][0]["function"]["arguments"] == rendered
     assert message["tool_calls"][0]["function"]["arguments"] == sent
+
+
+WRITES_AS_IS = (
+    "{# tools #}{% for m in messages %}{% for c in m.tool_calls or [] %}"
+    "{{ c.function.arguments }}{% endfor %}{% endfor %}"
+)
+JOINS = WRITES_AS_IS.replace("{{ c.function.arguments }}", "{{ '' + c.function.arguments }}")
+
+
+@pytest.mark.parametrize("source", [WRITES_AS_IS, JOINS])
+@pytest.mark.parametrize("arguments", ['{"city": "Köln"}', {"city": "Köln"}])
+def test_arguments_are_text_where_the_template_writes_them_as_they_are(source: str, arguments: Any) -> None:
+    """CASES 4, from the other side: no Python in a prompt, and no refusal."""
+    assert template(source).render([*HELLO, call(arguments)]).text == '{"city": "Köln"}'
+
+
+def test_broken_arguments_come_back_from_clients() -> None:
+    """An object is all that some templates can go through."""
+    source = WRITES_AS_IS.replace("{{ c.function.arguments }}", "{{ c.function.arguments.items() | list }}")
+    text = template(source).render([*HELLO, call('{"city": "K')]).text
+    assert text == """[('arguments', '{"city": "K')]"""
+
+
+def test_ids_are_shortened_where_the_template_wants_nine_characters() -> None:
+    refuse = "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ c.id }}"
+    source = WRITES_AS_IS.replace("{{ c.function.arguments }}", refuse) + " {{ messages[-1].tool_call_id }}"
+    called = call({})
+    called["tool_calls"][0]["id"] = "call_0123456789abcdef"
+    result = {"role": "tool", "tool_call_id": "call_0123456789abcdef", "content": "1"}
+    ids = template(source).render([*HELLO, called, result]).text.split()
+    assert ids[0] == ids[1]
+    assert len(ids[0]) == 9
+
+
+def test_a_result_gets_the_name_of_its_function() -> None:
+    result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
+    assert seen(call({}), result)[1] == result | {"name": "weather"}
+    assert "name" not in seen(result)[0]
+
+
+@pytest.mark.parametrize("name", ["smollm2", "turns"])
+def test_tools_are_spelled_out_where_the_template_knows_none(name: str) -> None:
+    history = [
+        *HELLO,
+        call({"city": "Köln"}) | {"content": "I look."},
+        {"role": "tool", "tool_call_id": "c1", "content": "5 °C"},
+        {"role": "tool", "tool_call_id": "c2", "content": "6 °C"},
+    ]
+    text = template(TEMPLATES[name]).render(history, [TOOL]).text
+    assert json.dumps(TOOL, ensure_ascii=False) in text
+    shown = '{"name": "weather", "arguments": {"city": "Köln"}}'
+    assert f"I look.\n<tool_call>\n{shown}\n</tool_call>" in text
+    assert "<tool_response>\n5 °C\n</tool_response>\n<tool_response>\n6 °C\n</tool_response>" in text
+    assert "<tools>" not in template(TEMPLATES[name]).render(history).text
 
 
 def test_system_messages_become_one_that_leads() -> None:

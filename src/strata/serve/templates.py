@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from jinja2.exceptions import TemplateError
@@ -12,10 +13,26 @@ from jinja2.exceptions import TemplateError
 from strata.errors import RequestError
 from strata.formats.tokenizer import Tokenizer
 from strata.serve.jinja import Refusal, compile_template, render_bounded
-from strata.serve.messages import Message, normalise_messages
+from strata.serve.messages import (
+    Message,
+    normalise_messages,
+    spell_out_tools,
+    with_object_arguments,
+    with_short_ids,
+    with_text_arguments,
+)
 
 # Noncharacters, then private ones: no white space and no letters, so strip and case leave them alone.
 _MARKS = (*range(0xFDD0, 0xFDF0), *range(0xE000, 0xF900))
+
+# A conversation that shows what a template makes of a call's arguments.
+_PROBE = "probed_argument"
+_PROBE_CALL = {"id": "abcdefghi", "type": "function", "function": {"name": "f", "arguments": {_PROBE: 1}}}
+_PROBE_MESSAGES: list[Message] = [
+    {"role": "user", "content": "u"},
+    {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]},
+    {"role": "tool", "content": "1", "tool_call_id": "abcdefghi", "name": "f"},
+]
 
 # The format of models whose file names no template but whose vocabulary has its markers.
 CHATML = (
@@ -113,8 +130,13 @@ class ChatTemplate:
         Raises:
             RequestError: a message is malformed, or the template refuses the conversation.
         """
+        normal = normalise_messages(messages)
+        if not self.knows_tools:
+            normal, tools = spell_out_tools(normal, tools), None
+        elif self._wants_text_arguments:
+            normal = with_text_arguments(normal)
         variables = {"tools": list(tools) if tools else None, "documents": None, **kwargs}
-        variables |= {"messages": normalise_messages(messages)}
+        variables |= {"messages": normal}
         fixed = self._special | {"add_generation_prompt": add_generation_prompt}
         text = self._render(variables, fixed)
         if self._breaker is None or not (mark := self._breaker.mark_for(variables, text)):
@@ -122,6 +144,24 @@ class ChatTemplate:
         # A mark within each control token that the user wrote shows where those tokens come out.
         broken = self._render_broken(variables, fixed, mark, text)
         return Rendered(tuple(piece for piece in broken.split(mark) if piece))
+
+    @property
+    def knows_tools(self) -> bool:
+        """The template shows tools to the model, in its own way."""
+        return "tools" in self.source
+
+    @cached_property
+    def _wants_text_arguments(self) -> bool:
+        """Whether the template needs a call's arguments as JSON text: it fails on an object, or writes
+        Python's form of it."""
+        variables = {"tools": None, "documents": None, "messages": _PROBE_MESSAGES}
+        fixed = self._special | {"add_generation_prompt": True}
+        with suppress(RequestError):
+            return "{'" + _PROBE in self._render(variables, fixed)
+        with suppress(RequestError):
+            messages = with_text_arguments(_PROBE_MESSAGES)
+            return _PROBE in self._render(variables | {"messages": messages}, fixed)
+        return False
 
     def _render_broken(self, variables: Message, fixed: Message, mark: str, text: str) -> str:
         """Render with `mark` inside the user's control tokens, so that without the marks it is `text`."""
@@ -186,6 +226,10 @@ def _helps(values: Message, error: TemplateError) -> Iterator[Message]:
         # An agent's history may hold no plain user message. Qwen's templates raise on that, and render it
         # well when the raise is passed over.
         yield values | {"messages": messages, "raise_exception": lambda message: ""}
+    if any("tool_calls" in message for message in messages):
+        yield values | {"messages": with_short_ids(messages)}
+        # What a model broke off is no JSON, and comes back from the client all the same.
+        yield values | {"messages": with_short_ids(with_object_arguments(messages))}
 
 
 class _Breaker:
