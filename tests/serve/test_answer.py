@@ -7,15 +7,23 @@ from hypothesis import strategies as st
 
 from strata.engine.messages import Token
 from strata.serve.answer import Answer, Piece, TokenText
-from strata.serve.reasoning import ReasoningSplitter
+from strata.serve.deltas import End, Message
+from strata.serve.router import Router, ThinkTags
 
 TEXT = "a€é👩b STOP c</think>\n\nx"
 
 
-def run(chunks: list[bytes], stops: list[str], splitter: ReasoningSplitter | None = None) -> list[Piece]:
-    answer = Answer(lambda token_id: chunks[token_id], stops, splitter)
+def run(chunks: list[bytes], router: Router) -> list[Piece]:
+    answer = Answer(lambda token_id: chunks[token_id], router)
     pieces = [answer.take([Token(i, -1.0)]) for i in range(len(chunks))]
-    return [*pieces, answer.finish()]
+    return [*pieces, answer.finish("stop")]
+
+
+def message(*pieces: Piece) -> Message:
+    collected = Message()
+    for piece in pieces:
+        collected.add(piece.deltas)
+    return collected
 
 
 def cut(raw: bytes, cuts: list[int]) -> list[bytes]:
@@ -26,8 +34,8 @@ def cut(raw: bytes, cuts: list[int]) -> list[bytes]:
 @given(cuts=st.lists(st.integers(0, 100)), stops=st.sampled_from([[], ["STOP"], ["€"], ["zz", "x"]]))
 def test_every_token_of_the_text_once_and_in_order(cuts: list[int], stops: list[str]) -> None:
     chunks = cut(TEXT.encode(), cuts)
-    pieces = run(chunks, stops)
-    text = "".join(piece.content for piece in pieces)
+    pieces = run(chunks, Router(stops=stops))
+    text = message(*pieces).content
     assert text == (TEXT.split(stops[-1])[0] if stops else TEXT)
     tokens: list[TokenText] = [item for piece in pieces for item in piece.tokens]
     assert [item.token.id for item in tokens] == list(range(len(tokens)))
@@ -44,8 +52,8 @@ def test_every_token_of_the_text_once_and_in_order(cuts: list[int], stops: list[
 def test_a_token_never_leaves_before_its_text(cuts: list[int]) -> None:
     chunks = cut(TEXT.encode(), cuts)
     text, num_bytes = "", 0
-    for piece in run(chunks, ["STOX"]):
-        text += piece.content
+    for piece in run(chunks, Router(stops=["STOX"])):
+        text += message(piece).content
         for item in piece.tokens:
             num_bytes += len(chunks[item.token.id])
             # Up to three bytes of a character may be sent before the token that completes it.
@@ -56,22 +64,25 @@ def test_a_token_never_leaves_before_its_text(cuts: list[int]) -> None:
 @example(cuts=[6, 7])  # one token ends a character, the thinking, and the answer
 def test_thinking_has_no_logprobs(cuts: list[int]) -> None:
     chunks = cut(TEXT.encode(), cuts)
-    pieces = run(chunks, [], ReasoningSplitter(opened=True))
-    assert "".join(piece.reasoning for piece in pieces) == "a€é👩b STOP c"
-    assert "".join(piece.content for piece in pieces) == "x"
+    pieces = run(chunks, Router(ThinkTags(), opened=True))
+    assert message(*pieces).reasoning == "a€é👩b STOP c"
+    assert message(*pieces).content == "x"
     (item,) = [item for piece in pieces for item in piece.tokens]
     assert chunks[item.token.id].endswith(b"x")
     assert item.offset == 0
 
 
 def test_a_character_over_tokens_is_reported_whole() -> None:
-    pieces = run([b"\xe2", b"\x82", b"\xac"], [])
-    assert [(piece.content, len(piece.tokens)) for piece in pieces] == [("", 0), ("", 0), ("€", 3), ("", 0)]
+    pieces = run([b"\xe2", b"\x82", b"\xac"], Router())
+    contents = [(message(piece).content, len(piece.tokens)) for piece in pieces]
+    assert contents == [("", 0), ("", 0), ("€", 3), ("", 0)]
 
 
 def test_tokens_after_a_stop_string_are_dropped() -> None:
     chunks = [b"a", b"b", b"c"]
-    answer = Answer(lambda token_id: chunks[token_id], ["b"])
+    answer = Answer(lambda token_id: chunks[token_id], Router(stops=["b"]))
     piece = answer.take([Token(0, -1.0), Token(1, -1.0), Token(2, -1.0)])
-    assert (piece.content, [item.token.id for item in piece.tokens]) == ("a", [0])
-    assert (answer.num_tokens, answer.stopped, bool(answer.finish())) == (2, True, False)
+    assert (message(piece).content, [item.token.id for item in piece.tokens]) == ("a", [0])
+    assert (answer.num_tokens, answer.stopped) == (2, True)
+    last = answer.finish("length")
+    assert (list(last.deltas), last.tokens) == ([End("stop", "b")], [])

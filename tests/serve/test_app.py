@@ -16,13 +16,17 @@ from strata.engine.messages import Generate, decode_request, encode
 from strata.errors import RequestError, StrataError
 from strata.options import Options
 from strata.serve.app import create_app
-from strata.serve.errors import from_validation
+from strata.serve.body import BODY_LIMIT
+from strata.serve.chat import Thinking
+from strata.serve.chat_schemas import ChatRequest
+from strata.serve.errors import describe, from_validation
 from strata.serve.guard import is_loopback
-from strata.serve.openai import BODY_LIMIT
-from strata.serve.schemas import ChatRequest, CompletionRequest, GenerationRequest
+from strata.serve.schemas import CompletionRequest, GenerationRequest
 
 CHAT = "/v1/chat/completions"
 HELLO = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+TOOL, OTHER = ({"type": "function", "function": {"name": name}} for name in ("now", "other"))
+NAMED = {"type": "function", "function": {"name": "now"}}
 
 
 def send(method: str, path: str, *, app_options: dict | None = None, **arguments) -> httpx.Response:
@@ -75,11 +79,20 @@ def refusal(model: type, body: dict) -> RequestError:
         ({"logit_bias": {"5": 101}}, "logit_bias[5]", "100"),
         ({"top_logprobs": 2}, "top_logprobs", "logprobs is true"),
         ({"repeat_penalty": 1.1, "repetition_penalty": 1.2}, "repeat_penalty", "send one"),
-        ({"tools": [{"type": "function"}]}, "tools", "not supported yet"),
-        ({"tools": "x"}, "tools", "not supported yet"),  # CASES 592
-        ({"tool_choice": "required"}, "tool_choice", "not supported yet"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "not supported yet"),
-        ({"n": 2}, "n", "not supported yet"),
+        ({"tools": [{"type": "function"}]}, "tools[0].function", "is missing"),
+        ({"tools": "x"}, "tools", "valid list"),  # CASES 592
+        ({"tools": [TOOL, {"type": "web_search"}]}, "tools", "tool 1 is of type 'web_search'"),
+        ({"tools": [TOOL, TOOL]}, "tools", "two functions are named 'now'"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "pattern"),
+        ({"tool_choice": "required"}, "tool_choice", "no tools are given"),
+        ({"tool_choice": "any"}, "tool_choice", "'required'"),
+        ({"tool_choice": NAMED, "tools": [OTHER]}, "tool_choice", "no function is named 'now'"),
+        ({"functions": [{"name": "f"}]}, "functions", "not supported yet"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"n": 129}, "n", "128"),
+        ({"reasoning_effort": "huge"}, "reasoning_effort", "'low'"),
+        ({"thinking": {"type": "maybe"}}, "thinking.type", "'enabled'"),
+        ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens", "-1"),
         ({"mirostat": 2}, "mirostat", "unknown field"),
     ],
 )
@@ -122,7 +135,7 @@ HUGE = st.sampled_from([2**31, 2**63, 2**64, 10**30, -(10**30), [2**64], {"9" * 
 @given(data=st.data(), model=st.sampled_from([ChatRequest, CompletionRequest]))
 def test_any_field_is_taken_or_refused_by_name(data: st.DataObject, model: type[GenerationRequest]) -> None:
     """Whatever a client sends becomes a message for the engine or a refusal, never another error."""
-    name = data.draw(st.sampled_from([*model.model_fields, "tools", "n", "response_format", "other"]))
+    name = data.draw(st.sampled_from([*model.model_fields, "functions", "best_of", "other"]))
     value = data.draw(JSON | HUGE)
     good = HELLO if model is ChatRequest else {"model": "m", "prompt": "x"}
     try:
@@ -133,9 +146,80 @@ def test_any_field_is_taken_or_refused_by_name(data: st.DataObject, model: type[
         refused = from_validation(error)
         assert re.split(r"[.\[]", refused.field)[0] == name
     else:
+        if model is ChatRequest:
+            request.turn()
         biases = {i: bias for i, bias in request.logit_bias.items() if i < 2**31}  # checked when it is known
         sampling = msgspec.structs.replace(request.sampling(frozenset({1})), logit_bias=biases)
         assert decode_request(encode(Generate("id", [1], sampling))).sampling == sampling
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        (
+            {"tools": [TOOL, {"type": "function", "function": {"name": "f", "strict": True}}]},
+            "tools[1].function.strict",
+        ),
+    ],
+)
+def test_what_waits_for_the_grammar_is_501_by_name(change: dict, field: str) -> None:
+    with pytest.raises(RequestError, match="not served yet") as caught:
+        ChatRequest.model_validate(HELLO | change).check_served()
+    assert caught.value.field == field
+    assert describe(caught.value)[0] == 501
+
+
+@pytest.mark.parametrize(
+    ("fields", "thinking"),
+    [
+        ({}, Thinking()),
+        ({"reasoning_effort": "none"}, Thinking(effort="none")),
+        ({"reasoning_effort": "high", "reasoning": {"effort": "high"}}, Thinking(effort="high")),
+        ({"reasoning": {"max_tokens": 5}}, Thinking(budget=5)),
+        ({"thinking": {"type": "enabled", "budget_tokens": 7}}, Thinking(enabled=True, budget=7)),
+        ({"thinking": {"type": "disabled"}, "enable_thinking": False}, Thinking(enabled=False)),
+        ({"thinking_budget": 9, "reasoning_budget_tokens": 9}, Thinking(budget=9)),
+        ({"thinking_token_budget": -1}, Thinking()),
+    ],
+)
+def test_thinking_in_everybodys_words(fields: dict, thinking: Thinking) -> None:
+    assert ChatRequest.model_validate(HELLO | fields).turn().thinking == thinking
+
+
+def test_thinking_asked_for_in_two_ways_is_refused() -> None:
+    body = ChatRequest.model_validate(HELLO | {"thinking_budget": 1, "thinking_token_budget": 2})
+    with pytest.raises(RequestError, match="send one") as caught:
+        body.turn()
+    assert caught.value.field == "thinking_budget"
+
+
+ALLOWED = {"mode": "required", "tools": [{"type": "function", "function": {"name": "other"}}]}
+
+
+@pytest.mark.parametrize(
+    ("choice", "shown", "forced"),
+    [
+        ("auto", ["now", "other"], ()),
+        ("none", [], ()),
+        ("required", ["now", "other"], ["now", "other"]),
+        (NAMED, ["now", "other"], ["now"]),
+        ({"type": "allowed_tools", "allowed_tools": ALLOWED}, ["other"], ["other"]),
+        ({"type": "allowed_tools", "allowed_tools": ALLOWED | {"mode": "auto"}}, ["other"], ()),
+    ],
+)
+def test_tool_choice(choice: object, shown: list[str], forced: list[str]) -> None:
+    turn = ChatRequest.model_validate(HELLO | {"tools": [TOOL, OTHER], "tool_choice": choice}).turn()
+    assert [tool["function"]["name"] for tool in turn.tools] == shown
+    assert turn.forced == forced
+
+
+def test_templates_see_tools_as_models_know_them() -> None:
+    given = {"name": "f", "description": "d", "parameters": {"b": 1, "a": 2}, "strict": False}
+    (tool,) = (
+        ChatRequest.model_validate(HELLO | {"tools": [{"type": "function", "function": given}]}).turn().tools
+    )
+    assert tool == {"type": "function", "function": {k: v for k, v in given.items() if k != "strict"}}
 
 
 def test_null_is_the_default() -> None:

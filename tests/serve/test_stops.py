@@ -1,5 +1,6 @@
 """Streaming text: however bytes fall into tokens, one text comes out, cut before the first stop string."""
 
+import codecs
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -8,13 +9,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from strata.serve.textstream import TextStream
+from strata.serve.stops import StopFinder
 
 
-def stream(pieces: Sequence[bytes], stops: Sequence[str]) -> tuple[list[str], TextStream]:
-    """Push each piece as a token; what came out per token and at the end, and the stream."""
-    text = TextStream(pieces.__getitem__, stops)
-    return [*(text.push(i) for i in range(len(pieces))), text.finish()], text
+def stream(pieces: Sequence[bytes], stops: Sequence[str]) -> tuple[list[str], StopFinder]:
+    """Push the text of each piece; what came out for each and at the end, and the finder."""
+    text, decoder = StopFinder(stops), codecs.getincrementaldecoder("utf-8")("replace")
+    deltas = [text.push(decoder.decode(piece)) for piece in pieces]
+    return [*deltas, text.push(decoder.decode(b"", True)) + text.finish()], text
 
 
 def cut(text: str, stops: Sequence[str]) -> str:
@@ -51,10 +53,10 @@ def test_any_split_gives_the_same_text(data: bytes, stops: list[str], cuts: list
     stops=st.lists(st.text(LETTERS, min_size=1, max_size=5), max_size=5),
 )
 def test_no_more_is_withheld_than_may_become_a_stop_string(data: str, stops: list[str]) -> None:
-    text = TextStream(lambda i: data[i].encode(), stops)
+    text = StopFinder(stops)
     shown = ""
     for i in range(len(data)):
-        shown += text.push(i)
+        shown += text.push(data[i])
         if text.stopped:
             return
         seen = data[: i + 1]

@@ -1,16 +1,18 @@
-"""One answer: tokens in, pieces of text out, each with the log-probabilities of its tokens."""
+"""One answer: tokens in, deltas out, each with the log-probabilities of its tokens."""
 
+import codecs
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from strata.engine.messages import Token
-from strata.serve.reasoning import ReasoningSplitter, Split
-from strata.serve.textstream import TextStream
+from strata.serve.deltas import Delta, Reason, joined
+from strata.serve.loops import LoopGuard
+from strata.serve.router import Router
 
 
 @dataclass(frozen=True, slots=True)
 class TokenText:
-    """A token of the answer with its log-probabilities, and where it begins in the answer's text."""
+    """A token of the answer's content with its log-probabilities, and where it begins in the content."""
 
     token: Token
     offset: int  # in characters
@@ -20,106 +22,124 @@ class TokenText:
 class Piece:
     """What may be sent now. The tokens are those whose text, as far as it is shown, has been sent with it."""
 
-    content: str = ""
-    reasoning: str = ""
+    deltas: Sequence[Delta] = ()
     tokens: Sequence[TokenText] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.content or self.reasoning or self.tokens)
+        return bool(self.deltas or self.tokens)
 
 
 class Answer:
     """Turns the tokens of one request into pieces.
 
-    Tokens are reported with the text that they make: they wait while it is withheld, those of thinking are
-    left out, and so are those that lie wholly in a stop string.
+    Bytes that are not UTF-8 become U+FFFD, never an error. Tokens are reported with the text that they make:
+    they wait while it is withheld, and only those that have a part in the content are reported.
 
     Args:
         token_bytes: the bytes of a token id.
-        stops: the stop strings.
-        splitter: divides thinking from the answer; None where all text is answer.
+        router: divides the text.
+        close_id: the token that closes a think block, if it is one.
+        guard: watches for loops; None for no guard.
+        everywhere: it watches the whole answer, not the thinking alone.
+
+    Attributes:
+        ids: the tokens taken, up to the one that ended the answer.
+        num_thinking: those of them that are thinking.
+        looped: the guard has found a loop.
     """
 
     def __init__(
         self,
         token_bytes: Callable[[int], bytes],
-        stops: Sequence[str],
-        splitter: ReasoningSplitter | None = None,
+        router: Router,
+        close_id: int | None = None,
+        guard: LoopGuard | None = None,
+        everywhere: bool = False,
     ):
-        self._text = TextStream(token_bytes, stops)
-        self._splitter = splitter
-        self._num_released = 0  # characters out of `_text`
+        self.router = router
+        self.ids: list[int] = []
+        self.num_thinking = 0
+        self._everywhere = everywhere
+        self.looped = False
+        self._token_bytes, self._close_id, self._guard = token_bytes, close_id, guard
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._num_characters = 0
         self._waiting: list[tuple[Token, int]] = []  # with the character that each begins
-        self._num_tokens = 0
 
     @property
     def stopped(self) -> bool:
-        """A stop string has ended the answer."""
-        return self._text.stopped is not None
+        """The answer is over, whatever the model goes on to write."""
+        return self.router.done
 
     @property
     def num_tokens(self) -> int:
-        """Tokens taken, up to the one that ended a stop string."""
-        return self._num_tokens
+        """Tokens taken."""
+        return len(self.ids)
 
     def take(self, tokens: Sequence[Token]) -> Piece:
-        """Add tokens; those after a stop string are left out."""
-        released = ""
+        """Add tokens; those after the answer's end, or after a loop was found, are left out."""
+        deltas: list[Delta] = []
         for token in tokens:
-            if self.stopped:
+            if self.stopped or self.looped:
                 break
-            self._num_tokens += 1
-            if token.logprob is not None:
-                self._waiting.append((token, self._num_released + self._text.held))
-            text = self._text.push(token.id)
-            self._num_released += len(text)
-            released += text
-        split = self._splitter.push(released) if self._splitter else Split(content=released)
-        return self._piece(split, final=False)
+            deltas += self._take(token)
+        return Piece(joined(deltas), self._settled(self.stopped))
 
-    def finish(self) -> Piece:
+    def inject(self, ids: Sequence[int]) -> list[Delta]:
+        """Add tokens that the server wrote into the answer; the guard begins anew behind them."""
+        self.looped = False
+        deltas = [delta for token_id in ids for delta in self._take(Token(token_id))]
+        if self._guard is not None:
+            self._guard.reset()
+        return joined(deltas)
+
+    def finish(self, reason: Reason) -> Piece:
         """What was withheld, once no token will follow."""
-        text = self._text.finish()
-        self._num_released += len(text)
-        if self._splitter is None:
-            return self._piece(Split(content=text), final=True)
-        last, rest = self._splitter.push(text), self._splitter.finish()
-        return self._piece(Split(last.reasoning + rest.reasoning, last.content + rest.content), final=True)
+        deltas = self.router.push(self._decode(b"", final=True))
+        deltas += self.router.finish(reason)
+        return Piece(joined(deltas), self._settled(final=True))
 
-    def _piece(self, split: Split, final: bool) -> Piece:
-        start, sent = 0, self._num_released
-        if self._splitter:
-            start, sent = self._splitter.content_start, self._splitter.content_end
-        tokens = []
-        for token, begin, end in self._settled(sent, final):
-            thought = start is None or (end is not None and end <= start)
-            if not thought:
-                tokens.append(TokenText(token, max(begin - start, 0)))
-        return Piece(split.content, split.reasoning, tokens)
+    def _take(self, token: Token) -> list[Delta]:
+        self.ids.append(token.id)
+        if token.logprob is not None:
+            self._waiting.append((token, self._num_characters))
+        deltas = self.router.push(self._decode(self._token_bytes(token.id)), token.id == self._close_id)
+        self.num_thinking += self.router.thinking
+        if self._guard is not None and (self.router.thinking or self._everywhere):
+            self.looped = self._guard.push(token.id)
+        return deltas
 
-    def _settled(self, sent: int, final: bool) -> list[tuple[Token, int, int | None]]:
-        """Take the waiting tokens whose text ends before character `sent`, each with its begin and end.
+    def _decode(self, raw: bytes, final: bool = False) -> str:
+        text = self._decoder.decode(raw, final)
+        self._num_characters += len(text)
+        return text
 
-        A token that makes no character of its own, as the first bytes of one, ends with that character, which
+    def _settled(self, final: bool) -> list[TokenText]:
+        """Take the waiting tokens of which all is known; those with a part in the content are returned.
+
+        A token that makes no character of its own, as the first bytes of one, stands for the character that
         a later token completes; at the end of the answer there may be none.
         """
-        settled, ends, end = [], [], None
-        following = self._num_released + self._text.held
-        for _, begin in reversed(self._waiting):
-            if following > begin:
-                end = following
-            elif end is not None:
-                end = begin + 1
-            ends.append(end)
-            following = begin
-        num_settled = 0
-        for (token, begin), end in zip(self._waiting, reversed(ends), strict=True):
-            if self.stopped and end is not None:
-                end = min(end, self._num_released)
-            if not final and (end is None or end > sent):
+        if not self._waiting:
+            return []
+        settled = self._num_characters if final else self.router.settled
+        ends = [begin for _, begin in self._waiting[1:]] + [self._num_characters]
+        num_settled, reported = 0, []
+        for (token, begin), following in zip(self._waiting, ends, strict=True):
+            end = max(following, begin + 1)
+            if end > settled and not final:
                 break
             num_settled += 1
-            if not (self.stopped and begin >= self._num_released):  # else it lies in the stop string
-                settled.append((token, begin, end))
+            if self._in_content(begin, end):
+                reported.append(TokenText(token, self._offset(begin)))
         del self._waiting[:num_settled]
-        return settled
+        return reported
+
+    def _in_content(self, begin: int, end: int) -> bool:
+        content = self.router.content
+        if begin == self._num_characters:  # bytes without a character, behind everything
+            return not self.stopped and bool(content) and content[-1][1] == begin
+        return any(start < end and begin < stop for start, stop in content)
+
+    def _offset(self, begin: int) -> int:
+        return sum(min(stop, begin) - start for start, stop in self.router.content if start < begin)

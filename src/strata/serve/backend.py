@@ -5,46 +5,31 @@ import contextlib
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
 from pathlib import Path
 
+import msgspec
+
 from strata.engine.client import EngineClient, EngineError
-from strata.engine.messages import EngineConfig, Finished, Generate, Pong, Progress, Tokens
+from strata.engine.messages import EngineConfig, Finished, Pong, SamplingParams, Tokens
 from strata.engine.scripted import PREFIX, load_script
 from strata.errors import RequestError, StrataError
 from strata.formats.checkpoint import open_checkpoint
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.options import Options
 from strata.serve.answer import Answer, Piece
-from strata.serve.reasoning import CLOSE, OPEN, ReasoningSplitter
+from strata.serve.chat import ChatFormat, Turn
+from strata.serve.deltas import End, Reason
+from strata.serve.job import Job
+from strata.serve.router import Router
 from strata.serve.templates import ChatTemplate, Rendered, rendered_ids
 
 PING_S = 2.0  # a step of the engine may take as long
 # Characters of a prompt that are encoded first, to see whether the rest can matter.
 MIN_BEGINNING = 1 << 20
 BEGINNING_PER_TOKEN = 16  # of the context
-_TAIL = 8  # tokens of a prompt, in which an open think block would show
 _log = logging.getLogger("strata.serve")
-
-
-@dataclass(slots=True)
-class Job:
-    """One choice of a request, and how it ended.
-
-    Args:
-        index: among the request's choices.
-        request: for the engine.
-        answer: collects its tokens.
-        field: of the client's request that made the prompt.
-    """
-
-    index: int
-    request: Generate
-    answer: Answer
-    field: str
-    cached_tokens: int = 0  # of the prompt; known at the end
-    finish_reason: str | None = None  # "stop" or "length"; None while it runs
 
 
 class Backend:
@@ -60,7 +45,7 @@ class Backend:
         self.name, self.aliases = model_names(options.model), [options.model]
         self.failure: str | None = None  # why the model does not load
         self._tokenizer: Tokenizer | None = None
-        self._template: ChatTemplate | None = None
+        self._chat: ChatFormat | None = None
         self._token_bytes: Callable[[int], bytes] = lambda token_id: b""
         self._loading: asyncio.Task[None] | None = None
         self.engine = EngineClient(
@@ -118,11 +103,10 @@ class Backend:
             tokenizer = load_tokenizer(open_checkpoint(model))
         if tokenizer is None:
             return
+        self._token_bytes = tokenizer.token_bytes
         with contextlib.suppress(RequestError):  # chat requests will tell what is wrong with the template
-            self._template = ChatTemplate.for_tokenizer(tokenizer)
-        # Where the think tags are control tokens, they are text all the same: the answer is divided by them.
-        tags = {id_: tag.encode() for tag in (OPEN, CLOSE) if (id_ := tokenizer.special_tokens.get(tag))}
-        self._token_bytes = lambda token_id: tags.get(token_id) or tokenizer.token_bytes(token_id)
+            self._chat = ChatFormat(tokenizer, ChatTemplate.for_tokenizer(tokenizer))
+            self._token_bytes = self._chat.token_bytes()
         self._tokenizer = tokenizer
 
     # --- what it is ---------------------------------------------------------------------------------
@@ -185,20 +169,35 @@ class Backend:
         except StrataError as error:
             raise EngineError(f"the model does not load: {error}") from error
 
-    async def chat_prompt(self, messages: list[dict], variables: dict) -> list[int]:
-        """Token ids of a conversation; raises RequestError where the template refuses it."""
+    async def chat_jobs(self, turn: Turn, id_: str, sampling: SamplingParams, n: int = 1) -> list[Job]:
+        """The `n` choices of a chat request; raises RequestError where the template refuses it."""
         tokenizer = self._text_tokenizer("messages")
+        chat = self._chat or ChatFormat(tokenizer, ChatTemplate.for_tokenizer(tokenizer))
 
         def encode() -> list[int]:
             # What people wrote counts before the template's own bounds speak of operators and seconds.
-            written = "".join(text for m in messages if isinstance(text := m.get("content"), str))
+            written = "".join(text for m in turn.messages if isinstance(text := m.get("content"), str))
             self._check_beginning(written, tokenizer, "messages")
-            template = self._template or ChatTemplate.for_tokenizer(tokenizer)
-            rendered = template.render(messages, **variables)
+            rendered = chat.render(turn)
             self._check_beginning(rendered.text, tokenizer, "messages")
             return rendered_ids(rendered, tokenizer)
 
-        return await asyncio.to_thread(encode)
+        prompt = await asyncio.to_thread(encode)
+        steering = chat.steering(turn)
+        return [
+            Job(i, name, prompt, own, chat.answer(turn, prompt), "messages", steering)
+            for i, (name, own) in enumerate(choices(id_, sampling, n))
+        ]
+
+    async def text_jobs(
+        self, prompts: Sequence[str | list[int]], stops: list[str], id_: str, sampling: SamplingParams, n: int
+    ) -> list[Job]:
+        """The choices of a completions request, `n` for each prompt."""
+        encoded = [await self.text_prompt(p) if isinstance(p, str) else p for p in prompts]
+        return [
+            Job(i, name, encoded[i // n], own, Answer(self._token_bytes, Router(stops=stops)), "prompt")
+            for i, (name, own) in enumerate(choices(id_, sampling, n, len(prompts)))
+        ]
 
     async def text_prompt(self, text: str) -> list[int]:
         """Token ids of a text, in which control tokens are markup, with BOS where the model wants it."""
@@ -235,17 +234,6 @@ class Backend:
         """The tokens that end an answer."""
         return self._tokenizer.stop_ids if self._tokenizer else frozenset()
 
-    def answer(self, stops: list[str]) -> Answer:
-        """Collects an answer that is all text."""
-        return Answer(self._token_bytes, stops)
-
-    def chat_answer(self, stops: list[str], prompt: list[int]) -> Answer:
-        """Collects an answer whose thinking is set apart."""
-        assert self._tokenizer is not None
-        tail = self._tokenizer.decode_bytes(prompt[-_TAIL:], special=True)
-        opened = tail.rstrip().endswith(OPEN.encode())
-        return Answer(self._token_bytes, stops, ReasoningSplitter(opened))
-
     def token_text(self, token_id: int) -> bytes:
         """A token's bytes for display: special ones by name."""
         return self._tokenizer.token_bytes(token_id, special=True) if self._tokenizer else b""
@@ -266,37 +254,46 @@ class Backend:
             RequestError: the prompt is wrong, e.g. too long.
             EngineError: the engine died or failed.
         """
-        start, ended = time.monotonic(), None
-        events = self.engine.generate(job.request)
+        start = time.monotonic()
+        piece = Piece(job.begin())  # sent when the engine has taken up the request, as it may refuse it
         try:
-            async for event in events:
-                match event:
-                    case Progress():
-                        yield Piece()
-                    case Tokens() if not job.answer.stopped:
-                        yield job.answer.take(event.tokens)
-                        if job.answer.stopped:
-                            await self.engine.cancel(job.request.id)
-                    case Finished():
-                        ended = event
-                        job.finish_reason = _reason(job, event)
-                        job.cached_tokens = event.cached_tokens
-                        yield job.answer.finish()
+            while True:
+                async with aclosing(self.engine.generate(job.request())) as events:
+                    async for event in events:
+                        match event:
+                            case Tokens() if not job.halted:
+                                taken = job.answer.take(event.tokens)
+                                piece = Piece([*piece.deltas, *taken.deltas], taken.tokens)
+                                if job.halted:
+                                    await self.engine.cancel(event.id)
+                            case Finished():
+                                ended = event
+                        yield piece
+                        piece = Piece()
+                assert self.engine.info is not None
+                written = job.go_on(ended, self.engine.info.context_length)
+                if written is None:
+                    break
+                piece = Piece(written)
+            last = job.answer.finish(_reason(job, ended))
+            job.end = next(delta for delta in last.deltas if isinstance(delta, End))
+            yield last
         except RequestError as error:
             raise RequestError(f"{job.field}: {error}", job.field, error.code) from error
         finally:
-            await events.aclose()
-            self._report(job, ended, time.monotonic() - start)
+            self._report(job, time.monotonic() - start)
 
-    def _report(self, job: Job, ended: Finished | None, total_s: float) -> None:
+    def _report(self, job: Job, total_s: float) -> None:
         """The log's line of a request; nothing in it comes from its text."""
-        num_prompt, num_new = len(job.request.prompt), job.answer.num_tokens
-        line = f"{job.request.id} {self.name}: prompt {num_prompt} tokens"
-        if ended is not None:
-            read = _rate(num_prompt - ended.cached_tokens, ended.prompt_s)
-            line += f" ({ended.cached_tokens} cached, {read})"
-            line += f", answer {num_new} ({_rate(num_new - 1, ended.decode_s)}), queued {ended.queue_s:.2f} s"
-        _log.info("%s, total %.2f s, %s", line, total_s, job.finish_reason or "broken off")
+        num_prompt, num_new = len(job.prompt), job.answer.num_tokens
+        line = f"{job.id} {self.name}: prompt {num_prompt} tokens"
+        if job.end is not None:
+            first = job.runs[0]
+            read = _rate(num_prompt - first.cached_tokens, first.prompt_s)
+            line += f" ({first.cached_tokens} cached, {read})"
+            decode_s = sum(run.decode_s for run in job.runs)
+            line += f", answer {num_new} ({_rate(num_new - 1, decode_s)}), queued {first.queue_s:.2f} s"
+        _log.info("%s, total %.2f s, %s", line, total_s, job.end.reason if job.end else "broken off")
 
     def _text_tokenizer(self, field: str) -> Tokenizer:
         if self._tokenizer is None:
@@ -313,12 +310,22 @@ def model_names(model: str) -> str:
     return re.sub(r"-\d{5}-of-\d{5}$", "", stem) or model
 
 
-def _reason(job: Job, ended: Finished) -> str:
-    if job.answer.stopped:
-        return "stop"
-    if ended.reason == "cancelled":
+def choices(
+    id_: str, sampling: SamplingParams, n: int, num_prompts: int = 1
+) -> Iterator[tuple[str, SamplingParams]]:
+    """The engine's id and the sampling of each of a request's choices; with a seed, `n` follow from it."""
+    for i in range(n * num_prompts):
+        seed = None if sampling.seed is None else (sampling.seed + i % n + 2**63) % 2**64 - 2**63
+        name = f"{id_}-{i}" if n * num_prompts > 1 else id_
+        yield name, msgspec.structs.replace(sampling, seed=seed)
+
+
+def _reason(job: Job, ended: Finished) -> Reason:
+    if job.answer.looped:
+        return "repetition"
+    if ended.reason == "cancelled" and not job.answer.stopped:
         raise EngineError("the engine was stopped before the answer was complete")
-    return ended.reason
+    return "length" if ended.reason == "length" else "stop"
 
 
 def _rate(num_tokens: int, seconds: float) -> str:

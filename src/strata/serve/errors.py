@@ -11,7 +11,12 @@ from starlette.requests import ClientDisconnect
 from strata.engine.client import EngineError
 from strata.errors import RequestError
 
-_STATUS = {"model_not_found": 404, "request_too_large": 413, "unsupported_media_type": 415}
+_STATUS = {
+    "model_not_found": 404,
+    "request_too_large": 413,
+    "unsupported_media_type": 415,
+    "not_implemented": 501,  # sound, and waits for a part of Strata that is still to come
+}
 _TYPES = {
     401: "authentication_error",
     403: "permission_error",

@@ -3,30 +3,26 @@
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from typing import Annotated, TypeVar
 
 from fastapi import APIRouter, Depends, Request, Response
-from fastapi.responses import JSONResponse
-from pydantic import ValidationError
-from pydantic_core import from_json
 
 from strata import __version__
-from strata.engine.messages import Generate
-from strata.errors import RequestError
 from strata.serve.answer import Piece
-from strata.serve.backend import Backend, Job
-from strata.serve.errors import CLIENT_GONE, from_validation
+from strata.serve.backend import Backend
+from strata.serve.body import body_as, respond
+from strata.serve.chat_schemas import ChatRequest
+from strata.serve.deltas import ContentDelta, End, Message
+from strata.serve.job import Job
 from strata.serve.logprobs import ChatLogprobs, CompletionLogprobs
-from strata.serve.schemas import ChatRequest, CompletionRequest, GenerationRequest
-from strata.serve.sse import DONE, ClientGone, EventStream, event, until_gone, with_pauses
-
-BODY_LIMIT = 64 << 20  # bytes of a request
+from strata.serve.schemas import CompletionRequest, GenerationRequest
+from strata.serve.shapes import ChatShape, Shape, TextShape, ending
+from strata.serve.sse import DONE, event
 
 T = TypeVar("T")
-R = TypeVar("R", bound=GenerationRequest)
 Logprobs = ChatLogprobs | CompletionLogprobs
 router = APIRouter(prefix="/v1")
 
@@ -36,46 +32,6 @@ def backend_of(request: Request) -> Backend:
     return request.app.state.backend
 
 
-def body_as(model: type[R]) -> Callable[[Request], object]:
-    """A dependency that reads and checks the request's body.
-
-    Raises:
-        RequestError: it is no JSON (400), not declared as JSON (415), too large (413), or a field is wrong.
-    """
-
-    async def parse(request: Request) -> R:
-        # A web page may send a form or plain text to any address without asking; JSON it may not.
-        if request.headers.get("content-type", "").split(";")[0].strip().lower() != "application/json":
-            raise RequestError(
-                "the body must be sent with the header Content-Type: application/json",
-                code="unsupported_media_type",
-            )
-        try:
-            data = from_json(await _body(request), allow_inf_nan=False)
-        except ValueError as error:
-            raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
-        if not isinstance(data, dict):
-            raise RequestError("the body is not a JSON object", code="invalid_json")
-        try:
-            return model.model_validate(data)
-        except ValidationError as error:
-            raise from_validation(error) from error
-
-    return parse
-
-
-async def _body(request: Request) -> bytes:
-    parts, size = [], 0
-    async for part in request.stream():
-        parts.append(part)
-        size += len(part)
-        if size > BODY_LIMIT:
-            raise RequestError(
-                f"the body is larger than {BODY_LIMIT} bytes; shorten the request", code="request_too_large"
-            )
-    return b"".join(parts)
-
-
 @dataclass(slots=True)
 class Completion:
     """A request on its way: its choices and the frame of its responses.
@@ -83,40 +39,42 @@ class Completion:
     Args:
         body: the client's request.
         backend: answers it.
-        jobs: one for each choice.
-        chat: chat shape, or that of `/v1/completions`.
+        jobs: `body.n` for each prompt.
+        shape: the form of its choices.
+        logprobs_type: collects their log-probabilities.
     """
 
     body: GenerationRequest
     backend: Backend
     jobs: list[Job]
-    chat: bool
+    shape: Shape
+    logprobs_type: type[Logprobs]
     id: str
     created: int = field(default_factory=lambda: int(time.time()))
 
     def frame(self, **fields: object) -> dict:
         """A response or chunk with these fields."""
-        kind = "text_completion"
-        if self.chat:
-            kind = "chat.completion.chunk" if self.body.stream else "chat.completion"
+        kind = self.shape.chunk_kind if self.body.stream else self.shape.kind
         head = {"id": self.id, "object": kind, "created": self.created, "model": self.backend.name}
         return head | {"system_fingerprint": f"strata-{__version__}"} | fields
 
     def logprobs(self) -> Logprobs | None:
         """Collects a choice's log-probabilities, if they were asked for."""
-        if self.body.num_alternatives is None:
-            return None
-        return (ChatLogprobs if self.chat else CompletionLogprobs)(self.backend.token_text)
+        return None if self.body.num_alternatives is None else self.logprobs_type(self.backend.token_text)
 
     def usage(self) -> dict:
-        """Tokens of all choices."""
-        num_prompt = sum(len(job.request.prompt) for job in self.jobs)
+        """Tokens of all choices; a prompt of several counts once."""
+        firsts = self.jobs[:: self.body.n]
+        num_prompt = sum(len(job.prompt) for job in firsts)
         num_answer = sum(job.answer.num_tokens for job in self.jobs)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_answer,
             "total_tokens": num_prompt + num_answer,
-            "prompt_tokens_details": {"cached_tokens": sum(job.cached_tokens for job in self.jobs)},
+            "prompt_tokens_details": {"cached_tokens": sum(job.cached_tokens for job in firsts)},
+            "completion_tokens_details": {
+                "reasoning_tokens": sum(job.answer.num_thinking for job in self.jobs)
+            },
         }
 
     async def pieces(self) -> AsyncGenerator[tuple[Job, Piece], None]:
@@ -133,82 +91,57 @@ class Completion:
 
     async def whole(self) -> dict:
         """The response to a request that does not stream."""
-        texts = {job.index: ([], []) for job in self.jobs}
-        logprobs = {job.index: self.logprobs() for job in self.jobs}
+        messages = [Message() for _ in self.jobs]
+        logprobs = [self.logprobs() for _ in self.jobs]
         async with aclosing(self.pieces()) as pieces:
             async for job, piece in pieces:
-                texts[job.index][0].append(piece.content)
-                texts[job.index][1].append(piece.reasoning)
+                messages[job.index].add(piece.deltas)
                 if collected := logprobs[job.index]:
                     collected.add(piece.tokens)
-        choices = []
-        for job in self.jobs:
-            content, reasoning = map("".join, texts[job.index])
-            shape: dict = {"text": content}
-            if self.chat:
-                shape = {"message": {"role": "assistant", "content": content, "refusal": None}}
-                if reasoning:
-                    shape["message"] |= thought(reasoning)
-            collected = logprobs[job.index]
-            choices.append(
-                {"index": job.index}
-                | shape
-                | {"logprobs": collected.take() if collected else None, "finish_reason": job.finish_reason}
-            )
+        choices = [
+            {"index": job.index}
+            | self.shape.whole(message)
+            | {"logprobs": collected.take() if collected else None}
+            | ending(message.end)
+            for job, message, collected in zip(self.jobs, messages, logprobs, strict=True)
+        ]
         return self.frame(choices=choices, usage=self.usage())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream; the first comes when the engine has taken up the request."""
         with_usage = self.body.stream_options.include_usage
         extra = {"usage": None} if with_usage else {}
-        logprobs = {job.index: self.logprobs() for job in self.jobs}
+        logprobs = [self.logprobs() for _ in self.jobs]
         begun: set[int] = set()
         async with aclosing(self.pieces()) as pieces:
             async for job, piece in pieces:
-                for choice in self._choices(job, piece, logprobs[job.index], begun):
-                    yield event(self.frame(choices=[choice], **extra))
+                chunks = [] if job.index in begun else self.shape.begin()
+                begun.add(job.index)
+                chunks = [fields | {"logprobs": None} | ending(None) for fields in chunks]
+                for fields in [*chunks, *self._chunks(piece, logprobs[job.index])]:
+                    yield event(self.frame(choices=[{"index": job.index} | fields], **extra))
         if with_usage:
             yield event(self.frame(choices=[], usage=self.usage()))
         yield DONE
 
-    def _choices(self, job: Job, piece: Piece, logprobs: Logprobs | None, begun: set[int]) -> list[dict]:
-        """The choices of the chunks that carry a piece: one for each delta, and one for the end."""
+    def _chunks(self, piece: Piece, logprobs: Logprobs | None) -> list[dict]:
+        """The fields of the chunks that carry a piece, one for each delta."""
         if logprobs:
             logprobs.add(piece.tokens)
-        choices = []
-        for delta in self._deltas(job, piece, begun):
-            # Log-probabilities go with the content, not with a delta before it.
-            carries = piece.tokens and ("text" in delta or delta.keys() == {"content"})
-            choices.append(
-                {"index": job.index}
-                | ({"delta": delta} if self.chat else delta)
-                | {"logprobs": logprobs.take() if logprobs and carries else None, "finish_reason": None}
-            )
-        if job.finish_reason:
-            end = {"delta": {}} if self.chat else {"text": ""}
-            choices.append(
-                {"index": job.index} | end | {"logprobs": None, "finish_reason": job.finish_reason}
-            )
-        return choices
-
-    def _deltas(self, job: Job, piece: Piece, begun: set[int]) -> list[dict]:
-        """What to send of a piece: the role once, then thinking, then text."""
-        if not self.chat:
-            return [{"text": piece.content}] if piece.content or piece.tokens else []
-        deltas: list[dict] = []
-        if job.index not in begun:
-            begun.add(job.index)
-            deltas.append({"role": "assistant", "content": ""})
-        if piece.reasoning:
-            deltas.append(thought(piece.reasoning))
-        if piece.content or piece.tokens:
-            deltas.append({"content": piece.content})
-        return deltas
-
-
-def thought(text: str) -> dict:
-    """Thinking under the name that DeepSeek gave it, and the one that others read."""
-    return {"reasoning_content": text, "reasoning": text}
+        waiting = bool(piece.tokens)  # log-probabilities go with the content, not with a delta before it
+        chunks = []
+        for delta in piece.deltas:
+            if (fields := self.shape.chunk(delta)) is None:
+                continue
+            carries = logprobs if waiting and isinstance(delta, ContentDelta) else None
+            waiting = waiting and not carries
+            end = delta if isinstance(delta, End) else None
+            chunks.append(fields | {"logprobs": carries.take() if carries else None} | ending(end))
+        if logprobs and waiting:  # their text was sent before
+            alone = self.shape.of_content("") | {"logprobs": logprobs.take()} | ending(None)
+            at_end = bool(chunks) and chunks[-1]["finish_reason"] is not None
+            chunks.insert(len(chunks) - at_end, alone)
+        return chunks
 
 
 async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T, None]:
@@ -242,16 +175,10 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
         await asyncio.wait(tasks)
 
 
-async def respond(request: Request, completion: Completion) -> Response:
-    """Run a completion and answer the client, streaming or not; its leaving cancels the work."""
-    try:
-        if not completion.body.stream:
-            return JSONResponse(await until_gone(request, completion.whole))
-        events = with_pauses(completion.events(), completion.backend.options.keep_alive_s)
-        # What is wrong with the request shows before the first event, while a status can still say it.
-        return EventStream(await until_gone(request, lambda: anext(events)), events)
-    except ClientGone:
-        return Response(status_code=CLIENT_GONE)
+async def answered(request: Request, completion: Completion) -> Response:
+    """Run a completion and answer the client, streaming or not."""
+    events = completion.events() if completion.body.stream else None
+    return await respond(request, completion.whole, events, completion.backend.options.keep_alive_s)
 
 
 @router.post("/chat/completions")
@@ -263,11 +190,10 @@ async def chat_completions(
     await backend.ready()
     backend.check_name(body.model)
     backend.check_biases(body.logit_bias)
-    prompt = await backend.chat_prompt(body.plain_messages(), body.template_variables)
+    body.check_served()
     id_ = f"chatcmpl-{uuid.uuid4().hex}"
-    answer = backend.chat_answer(body.stop, prompt)
-    job = Job(0, Generate(id_, prompt, body.sampling(backend.stop_ids)), answer, "messages")
-    return await respond(request, Completion(body, backend, [job], chat=True, id=id_))
+    jobs = await backend.chat_jobs(body.turn(), id_, body.sampling(backend.stop_ids), body.n)
+    return await answered(request, Completion(body, backend, jobs, ChatShape(), ChatLogprobs, id_))
 
 
 @router.post("/completions")
@@ -281,12 +207,8 @@ async def completions(
     backend.check_biases(body.logit_bias)
     id_ = f"cmpl-{uuid.uuid4().hex}"
     sampling = body.sampling(backend.stop_ids)
-    jobs = []
-    for i, prompt in enumerate(body.prompt):
-        ids = await backend.text_prompt(prompt) if isinstance(prompt, str) else prompt
-        name = f"{id_}-{i}" if len(body.prompt) > 1 else id_
-        jobs.append(Job(i, Generate(name, ids, sampling), backend.answer(body.stop), "prompt"))
-    return await respond(request, Completion(body, backend, jobs, chat=False, id=id_))
+    jobs = await backend.text_jobs(body.prompt, body.stop, id_, sampling, body.n)
+    return await answered(request, Completion(body, backend, jobs, TextShape(), CompletionLogprobs, id_))
 
 
 @router.get("/models")

@@ -1,21 +1,19 @@
-"""The requests of the OpenAI endpoints, as far as they are served.
+"""What requests of the OpenAI endpoints have in common, and that of `/v1/completions`.
 
-Facts from OpenAI's API reference (chat/create, completions/create); `top_k`, `min_p`,
-`repetition_penalty`, `repeat_penalty`, `ignore_eos` and `chat_template_kwargs` are what vLLM and llama.cpp
-added to it. A field that would change the answer and is not served is refused by name, never passed over.
+Facts from OpenAI's API reference (completions/create); `top_k`, `min_p`, `repetition_penalty`,
+`repeat_penalty` and `ignore_eos` are what vLLM and llama.cpp added to it. A field that would change the
+answer and is not served is refused by name, never passed over.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Self
 
 from pydantic import (
     BaseModel,
     BeforeValidator,
     ConfigDict,
-    Discriminator,
     Field,
-    Tag,
     field_validator,
     model_validator,
 )
@@ -25,16 +23,13 @@ from strata.errors import RequestError
 
 MAX_PROMPTS = 256  # in one completions request
 MAX_CHAT_ALTERNATIVES = 20  # OpenAI's limit of top_logprobs
+MAX_CHOICES = 128  # OpenAI's limit of n
 UNLIMITED = -1  # as max_tokens
 
 # Fields that are sound and not served: what they may be all the same, because it asks for nothing.
 _NOT_YET: dict[str, tuple[Any, ...]] = {
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
     "functions": ([],),
     "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "n": (1,),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
@@ -42,7 +37,6 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "audio": (),
     "prediction": (),
     "web_search_options": (),
-    "reasoning_effort": (),
     "verbosity": (),
     "logit_processors": (),
     "grammar": ("",),
@@ -57,10 +51,7 @@ _HARMLESS = {
     "safety_identifier",
     "prompt_cache_key",
     "prompt_cache_retention",
-    "parallel_tool_calls",
 }
-# What a template gets from elsewhere, and the names of the arguments that carry it.
-_RESERVED = {"messages", "tools", "tokenizer", "template", "self"}
 
 
 def _stops(value: Any) -> list[str]:
@@ -113,21 +104,24 @@ def _prepared(body: Any) -> Any:
     return {name: value for name, value in body.items() if value is not None and name not in dropped}
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """JSON of the very types that are asked for, and no fields beside them."""
+
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
-class StreamOptions(_Strict):
+class StreamOptions(Strict):
     """What a stream carries besides the answer."""
 
     include_usage: bool = False
     include_obfuscation: bool = False  # accepted: asks for padding against eavesdroppers, which is optional
 
 
-class GenerationRequest(_Strict, ABC):
+class GenerationRequest(Strict, ABC):
     """What the two endpoints have in common."""
 
     model: str
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: Annotated[int, Field(ge=UNLIMITED, lt=2**63)] = UNLIMITED
     temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
@@ -204,113 +198,3 @@ class CompletionRequest(GenerationRequest):
     @property
     def num_alternatives(self) -> int | None:
         return self.logprobs
-
-
-class TextPart(_Strict):
-    """A part of a message's content. Other kinds are refused by name, see `_content`."""
-
-    type: Literal["text", "input_text", "output_text"]
-    text: str
-    cache_control: dict[str, Any] | None = None  # Anthropic's hint, which proxies pass on
-
-
-def _content(value: Any) -> Any:
-    """Content as it may be; raises on what is neither text nor parts, naming a part's kind."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("a string or a list of parts is expected")
-    for i, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in ("text", "input_text", "output_text"):
-            raise ValueError(f"part {i} is of type {kind!r}; this server reads text only")
-    return value
-
-
-# The tags tell pydantic which of the two to complain about; `<` keeps them out of a field's path.
-Content = Annotated[
-    Annotated[str, Tag("<text>")] | Annotated[list[TextPart], Tag("<parts>")],
-    Discriminator(lambda value: "<parts>" if isinstance(value, list) else "<text>"),
-]
-
-
-class Function(_Strict):
-    """The function of an earlier tool call; arguments are JSON text, or already an object."""
-
-    name: str
-    arguments: str | dict[str, Any] = ""
-
-
-class ToolCall(_Strict):
-    """An earlier tool call, in an assistant's message."""
-
-    id: str | None = None
-    type: Literal["function"] = "function"
-    function: Function
-    index: int | None = None
-
-
-class Message(_Strict):
-    """One message of a conversation."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Annotated[Content | None, BeforeValidator(_content)] = None
-    name: str | None = None
-    reasoning_content: str | None = None
-    reasoning: str | None = None
-    refusal: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    # What OpenAI's answers hold and clients send back unread.
-    annotations: list[Any] | None = None
-    audio: None = None
-    function_call: None = None
-
-
-class ChatRequest(GenerationRequest):
-    """`POST /v1/chat/completions`."""
-
-    messages: Annotated[list[Message], Field(min_length=1)]
-    max_completion_tokens: Annotated[int | None, Field(ge=UNLIMITED, lt=2**63)] = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_CHAT_ALTERNATIVES)] = None
-    chat_template_kwargs: dict[str, Any] = {}
-    enable_thinking: bool | None = None
-
-    @field_validator("chat_template_kwargs")
-    @classmethod
-    def _not_reserved(cls, variables: dict[str, Any]) -> dict[str, Any]:
-        if reserved := _RESERVED & variables.keys():
-            raise ValueError(f"{min(reserved)!r} is not a variable that may be set here")
-        return variables
-
-    @model_validator(mode="after")
-    def _agree_on_chat(self) -> Self:
-        both = {"max_tokens", "max_completion_tokens"} <= self.model_fields_set
-        if both and self.max_tokens != self.max_completion_tokens:
-            raise RequestError(
-                f"max_tokens: is {self.max_tokens} and max_completion_tokens is "
-                f"{self.max_completion_tokens}; they mean the same, send one",
-                "max_tokens",
-            )
-        if self.top_logprobs is not None and not self.logprobs:
-            raise RequestError("top_logprobs: only allowed when logprobs is true", "top_logprobs")
-        return self
-
-    @property
-    def token_limit(self) -> int:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
-
-    @property
-    def num_alternatives(self) -> int | None:
-        return (self.top_logprobs or 0) if self.logprobs else None
-
-    @property
-    def template_variables(self) -> dict[str, Any]:
-        """Further variables for the chat template."""
-        thinking = {} if self.enable_thinking is None else {"enable_thinking": self.enable_thinking}
-        return thinking | self.chat_template_kwargs
-
-    def plain_messages(self) -> list[dict[str, Any]]:
-        """The messages as JSON-like data, without null fields."""
-        return [message.model_dump(exclude_none=True) for message in self.messages]

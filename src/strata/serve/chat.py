@@ -1,0 +1,163 @@
+"""A turn of a conversation, as every chat protocol asks for it, and what a model's format makes of it."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from strata.formats.tokenizer import Tokenizer
+from strata.serve.answer import Answer
+from strata.serve.arguments import Tools
+from strata.serve.dialects import ARGS, CALL_ID, Dialect, dialect_of
+from strata.serve.job import Steering
+from strata.serve.loops import LoopGuard
+from strata.serve.router import Calls, Router, ThinkTags
+from strata.serve.templates import ChatTemplate, Rendered
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+# What an effort means where the template does not ask for one: most tokens of thinking.
+EFFORT_BUDGETS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192}
+
+THINK_TAGS = (ThinkTags(), ThinkTags("[THINK]", "[/THINK]"), ThinkTags("<seed:think>", "</seed:think>"))
+WRAP_UP = "\n\nThat is as long as I may think. I will answer now, with what I have.\n"
+_TAIL = 8  # tokens of a prompt, in which an open think block would show
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Thinking:
+    """How a model is to think. What is None is left to the model's template.
+
+    Args:
+        enabled: whether.
+        effort: how hard; "none" is not at all.
+        budget: most tokens.
+    """
+
+    enabled: bool | None = None
+    effort: Effort | None = None
+    budget: int | None = None
+
+    @property
+    def wanted(self) -> bool | None:
+        """Whether to think, all told; None to leave it to the template."""
+        if self.enabled is not None:
+            return self.enabled
+        if self.budget == 0 or self.effort == "none":
+            return False
+        return None if self.budget is None and self.effort is None else True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Turn:
+    """What a client asks for, apart from sampling.
+
+    Args:
+        messages: in OpenAI's form, see `normalise_messages`.
+        tools: in OpenAI's form; none where the model may not call any.
+        forced: the answer must be a call of one of these functions.
+        parallel: it may hold several calls.
+        thinking: see `Thinking`.
+        variables: further variables of the template, which win over those that other fields set.
+        stops: stop strings.
+        loop_guard: True ends an answer that loops, by exact or by near repetition, and False lets it. None:
+            thinking that repeats itself exactly is ended, and the model goes on to answer.
+    """
+
+    messages: Sequence[Mapping[str, Any]]
+    tools: Sequence[Mapping[str, Any]] = ()
+    forced: Sequence[str] = ()
+    parallel: bool = True
+    thinking: Thinking = Thinking()
+    variables: Mapping[str, Any] = field(default_factory=dict)
+    stops: Sequence[str] = ()
+    loop_guard: bool | None = None
+
+
+class ChatFormat:
+    """How a model is talked to: its tokens, its template, its think tags and its way to call tools.
+
+    Args:
+        tokenizer: the model's.
+        template: its chat template.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
+        self.tokenizer, self.template = tokenizer, template
+        self.dialect: Dialect = dialect_of(template.source)
+        special = tokenizer.special_tokens
+        self.tags = next(
+            (t for t in THINK_TAGS if t.close in template.source or t.close in special), ThinkTags()
+        )
+        self.may_think = self.tags.close in template.source
+        self.close_id: int | None = special.get(self.tags.close)
+        # What is text to the router, also where the tokenizer has control tokens for it.
+        tags = (self.tags.open, self.tags.close)
+        self._texts = {special[tag]: tag.encode() for tag in tags if tag in special}
+        markup = (*self.dialect.markers, *self.dialect.closers, ARGS, CALL_ID)
+        self._call_texts = self._texts | {special[text]: text.encode() for text in markup if text in special}
+
+    def render(self, turn: Turn) -> Rendered:
+        """The turn's prompt as text; raises RequestError where the template refuses it."""
+        return self.template.render(
+            turn.messages, turn.tools, **{**self._thinking_variables(turn.thinking), **turn.variables}
+        )
+
+    def answer(self, turn: Turn, prompt: Sequence[int]) -> Answer:
+        """Collects the answer to a prompt that was made of the turn."""
+        calls = None
+        if turn.tools:
+            tools = Tools(tool["function"] for tool in turn.tools)
+            calls = Calls(self.dialect, tools, None if turn.parallel else 1)
+        tail = self.tokenizer.decode_bytes(prompt[-_TAIL:], special=True)
+        router = Router(
+            self.tags,
+            opened=tail.rstrip().endswith(self.tags.open.encode()),
+            by_token=self.close_id is not None,
+            calls=calls,
+            stops=turn.stops,
+        )
+        guard = None if turn.loop_guard is False else LoopGuard(passages=turn.loop_guard is True)
+        return Answer(
+            self.token_bytes(calls is not None),
+            router,
+            self.close_id,
+            guard,
+            everywhere=turn.loop_guard is True,
+        )
+
+    def token_bytes(self, with_calls: bool = False) -> Callable[[int], bytes]:
+        """The bytes of a token in an answer: think tags, and the markup of calls, are text."""
+        texts = self._call_texts if with_calls else self._texts
+        return lambda token_id: texts.get(token_id) or self.tokenizer.token_bytes(token_id)
+
+    def steering(self, turn: Turn) -> Steering:
+        """What the server writes into the answer."""
+        closing = f"{self.tags.close}\n\n"
+        opening = self.dialect.forced_opening(turn.forced) if turn.forced else ""
+        return Steering(
+            budget=self._budget(turn.thinking) if self.may_think else None,
+            wrap_up=self._ids(WRAP_UP + closing),
+            close=self._ids(closing),
+            close_id=self.close_id,
+            opening=self._ids(opening) if opening else (),
+        )
+
+    def _ids(self, text: str) -> list[int]:
+        return self.tokenizer.encode_rendered([text])
+
+    def _asks_for_effort(self) -> bool:
+        return "reasoning_effort" in self.template.source
+
+    def _budget(self, thinking: Thinking) -> int | None:
+        if thinking.budget is not None or thinking.effort is None or self._asks_for_effort():
+            return thinking.budget
+        return EFFORT_BUDGETS.get(thinking.effort)
+
+    def _thinking_variables(self, thinking: Thinking) -> dict[str, Any]:
+        """The variables by which templates know of thinking; each reads those of its own family."""
+        wanted = thinking.wanted
+        variables: dict[str, Any] = {} if wanted is None else {"enable_thinking": wanted, "thinking": wanted}
+        if thinking.effort not in (None, "none"):
+            effort = {"minimal": "low", "xhigh": "high", "max": "high"}.get(thinking.effort, thinking.effort)
+            known = thinking.effort in self.template.source
+            variables["reasoning_effort"] = thinking.effort if known else effort
+        return variables
