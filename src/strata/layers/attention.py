@@ -21,19 +21,27 @@ class KVState:
 
     def append(self, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Add `k`, `v` `[n, kv_heads, dim]` and return views of all keys and values."""
-        length = self.length + k.shape[0]
-        if length > self._k.shape[0]:
-            capacity = max(length, self._k.shape[0] * 3 // 2, 64)
-            self._k = self._grown(self._k, capacity)
-            self._v = self._grown(self._v, capacity)
-        self._k[self.length : length] = k
-        self._v[self.length : length] = v
-        self.length = length
-        return self._k[:length], self._v[:length]
+        begin, keys, values = self.extend(k.shape[0])
+        keys[begin : self.length] = k
+        values[begin : self.length] = v
+        return keys[: self.length], values[: self.length]
 
-    def _grown(self, buffer: torch.Tensor, capacity: int) -> torch.Tensor:
+    def extend(self, count: int) -> tuple[int, torch.Tensor, torch.Tensor]:
+        """Make room for `count` tokens, which the caller writes.
+
+        Returns:
+            where they begin, and the buffers of keys and values, `[capacity, kv_heads, dim]`.
+        """
+        begin, self.length = self.length, self.length + count
+        if self.length > self._k.shape[0]:
+            capacity = max(self.length, self._k.shape[0] * 3 // 2, 64)
+            self._k = self._grown(self._k, begin, capacity)
+            self._v = self._grown(self._v, begin, capacity)
+        return begin, self._k, self._v
+
+    def _grown(self, buffer: torch.Tensor, length: int, capacity: int) -> torch.Tensor:
         grown = buffer.new_empty(capacity, *buffer.shape[1:])
-        grown[: self.length] = buffer[: self.length]
+        grown[:length] = buffer[:length]
         return grown
 
     def save(self) -> None:
@@ -97,13 +105,24 @@ class Attention:
     ) -> torch.Tensor:
         """float32 `[n, width]` -> `[n, width]`; `angles` are `Rotary.angles` of the `n` positions."""
         q, k, v = apply_all(x, self.attn_q, self.attn_k, self.attn_v)
-        q = q.view(x.shape[0], self.config.head_count, -1)
-        k = k.view(x.shape[0], self.config.head_count_kv, -1)
-        v = v.view(x.shape[0], self.config.head_count_kv, -1)
-        if self.attn_q_norm is not None and self.attn_k_norm is not None:
-            q, k = self.attn_q_norm(q), self.attn_k_norm(k)
-        q = self.ops.rotate(q, *angles, self.interleaved)
-        k = self.ops.rotate(k, *angles, self.interleaved)
-        k, v = state.append(k, v)
-        out = self.ops.attend(q, k, v, self.config.key_length**-0.5, self.window)
-        return self.attn_output(out.flatten(1))
+        begin, keys, values = state.extend(x.shape[0])
+        out = self.ops.attend_cached(
+            q,
+            k,
+            v,
+            *angles,
+            keys,
+            values,
+            begin,
+            self.config.key_length**-0.5,
+            self.interleaved,
+            self.window,
+            *self._norms(),
+            self.config.rms_epsilon,
+        )
+        return self.attn_output(out)
+
+    def _norms(self) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+        if self.attn_q_norm is None or self.attn_k_norm is None:
+            return None, None
+        return self.attn_q_norm.weight, self.attn_k_norm.weight

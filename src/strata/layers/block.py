@@ -43,6 +43,7 @@ class Block:
         ffn: FeedForward | Experts,
         ffn_norm: str = "ffn_norm",
     ):
+        self.ops = weights.ops
         self.attn_norm = RMSNorm(
             weights, f"{prefix}.attn_norm.weight", config.embedding_length, config.rms_epsilon
         )
@@ -54,8 +55,9 @@ class Block:
 
     def __call__(self, x: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor:
         """float32 `[n, width]` -> `[n, width]`."""
-        x = x + self.mixer(self.attn_norm(x), angles, state)
-        return x + self.ffn(self.ffn_norm(x))
+        mixed = self.mixer(self.attn_norm(x), angles, state)
+        x, normalized = self.ops.add_rms_norm(x, mixed, self.ffn_norm.weight, self.ffn_norm.epsilon)
+        return x + self.ffn(normalized)
 
 
 class HyperBlock:

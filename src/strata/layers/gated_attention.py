@@ -37,14 +37,34 @@ class GatedAttention:
 
     def __call__(self, x: torch.Tensor, angles: Angles, state: KVState) -> torch.Tensor:
         """float32 `[n, width]` -> `[n, width]`; advances `state`."""
-        q, gate, k, v = self.project(x, angles)
-        k, v = state.append(k, v)
-        return self.output(self.ops.attend(q, k, v, self.scale), gate)
+        q, gate, k, v = self._projections(x)
+        begin, keys, values = state.extend(x.shape[0])
+        out = self.ops.attend_cached(
+            q,
+            k,
+            v,
+            *angles,
+            keys,
+            values,
+            begin,
+            self.scale,
+            q_norm=self.attn_q_norm.weight,
+            k_norm=self.attn_k_norm.weight,
+            epsilon=self.config.rms_epsilon,
+            gate=gate,
+        )
+        return self.attn_output(out)
 
     def project(
         self, x: torch.Tensor, angles: Angles
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         """Queries, gates `[n, heads, dim]`, keys, values `[n, kv_heads, dim]`, turned to their positions."""
+        q, gate, k, v = self._projections(x)
+        q = self.ops.rotate(self.attn_q_norm(q), *angles)
+        k = self.ops.rotate(self.attn_k_norm(k), *angles)
+        return q, gate, k, v
+
+    def _projections(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         config, num_tokens = self.config, x.shape[0]
         q, k, v = apply_all(x, self.attn_q, self.attn_k, self.attn_v)
         q, gate = q.view(num_tokens, config.head_count, -1).split(
@@ -52,8 +72,6 @@ class GatedAttention:
         )
         k = k.view(num_tokens, config.head_count_kv, -1)
         v = v.view(num_tokens, config.head_count_kv, -1)
-        q = self.ops.rotate(self.attn_q_norm(q), *angles)
-        k = self.ops.rotate(self.attn_k_norm(k), *angles)
         return q, gate, k, v
 
     def output(self, attended: torch.Tensor, gate: torch.Tensor) -> torch.Tensor:

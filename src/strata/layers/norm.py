@@ -16,6 +16,11 @@ class RMSNorm:
         self.name = weights.require(name, width)
         self.epsilon = epsilon
 
+    @property
+    def weight(self) -> torch.Tensor:
+        """float32 `[width]`."""
+        return self.weights.get(self.name)
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 `[..., width]` -> the same shape."""
-        return self.weights.ops.rms_norm(x, self.weights.get(self.name), self.epsilon)
+        return self.weights.ops.rms_norm(x, self.weight, self.epsilon)

@@ -11,15 +11,18 @@ import torch
 from strata.ops.activation import sigmoid, silu, softplus, swiglu
 from strata.ops.attention import attend
 from strata.ops.block_selection import select_blocks
+from strata.ops.cached_attention import attend_cached
 from strata.ops.convolution import causal_convolution
 from strata.ops.delta_rule import delta_rule
 from strata.ops.gathered_attention import attend_gathered
-from strata.ops.rms_norm import rms_norm
+from strata.ops.rms_norm import add_rms_norm, rms_norm
 from strata.ops.rotary import rotate
 from strata.ops.router import route
 
 __all__ = [
+    "add_rms_norm",
     "attend",
+    "attend_cached",
     "attend_gathered",
     "causal_convolution",
     "delta_rule",
