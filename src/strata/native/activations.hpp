@@ -29,9 +29,19 @@ public:
     void quantize_panel(int i, const float* x, size_t stride, QuantizeBlock quantize);
     void quantize(const float* x, size_t stride, const Kernels& kernels, Pool& pool);
 
+    // For float matrices: the rows as they are, `stride` floats apart. They stay the caller's.
+    void set_floats(const float* x, size_t stride) {
+        floats_ = x;
+        stride_ = stride;
+    }
+    const float* floats() const { return floats_; }
+    size_t stride() const { return stride_; }
+
 private:
     size_t place(const Panel& p, int m, int word) const;
 
+    const float* floats_ = nullptr;
+    size_t stride_ = 0;
     int rows_, k_;
     bool is_batch_;
     std::unique_ptr<uint32_t[]> words_;

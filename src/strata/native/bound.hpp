@@ -43,6 +43,33 @@ inline int checked_format(const std::string& name, int64_t n, int64_t k) {
     return index;
 }
 
+// Rows of float32, kept alive, and quantised when a quantised matrix asks for them first.
+struct BoundActivations {
+    ReadFloatArray x;
+    Activations activations;
+    bool quantized = false;
+
+    explicit BoundActivations(ReadFloatArray x)
+        : x(x), activations(checked_rows(x), static_cast<int>(x.shape(1))) {
+        activations.set_floats(x.data(), x.shape(1));
+    }
+
+    // The caller holds the runtime's mutex.
+    void quantize_once() {
+        if (!quantized) activations.quantize(x.data(), x.shape(1), *runtime().kernels, *runtime().pool);
+        quantized = true;
+    }
+
+private:
+    static int checked_rows(const ReadFloatArray& x) {
+        size_t rows = x.shape(0), k = x.shape(1);
+        if (k == 0 || k > std::numeric_limits<int>::max() / 64 || rows > 1 << 24)
+            fail("activations of shape [" + std::to_string(rows) + ", " + std::to_string(k) +
+                 "] are too many");
+        return static_cast<int>(rows);
+    }
+};
+
 // A matrix that keeps its planes' buffer alive.
 struct BoundMatrix {
     ReadBytes planes;
@@ -54,7 +81,8 @@ struct BoundMatrix {
         expect("size of the planes in bytes", planes.size(), matrix.bytes());
     }
 
-    void multiply(const Activations& x, FloatArray out) const {
+    void multiply(BoundActivations& bound, FloatArray out) const {
+        Activations& x = bound.activations;
         expect("number of activations in a row", x.k(), matrix.k);
         expect("rows of the output", out.shape(0), x.rows());
         expect("columns of the output", out.shape(1), matrix.n);
@@ -62,6 +90,7 @@ struct BoundMatrix {
         nb::gil_scoped_release release;
         std::lock_guard lock(runtime().mutex);
         const Kernels& kernels = *runtime().kernels;
+        if (!is_float(matrix.format)) bound.quantize_once();
         runtime().pool->parallel_for(num_tiles(matrix.n), 1, [&](int begin, int end) {
             multiply_tiles(kernels, matrix, x, to, matrix.n, begin, end);
         });
@@ -71,7 +100,8 @@ struct BoundMatrix {
 using Ids = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ReadPlanes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-inline ExpertMatrices expert_matrices(const std::string& name, int64_t n, int64_t k, const ReadPlanes& planes) {
+inline ExpertMatrices expert_matrices(const std::string& name, int64_t n, int64_t k,
+                                      const ReadPlanes& planes) {
     Matrix first(checked_format(name, n, k), static_cast<int>(n), static_cast<int>(k), planes.data());
     expect("size of an expert's planes in bytes", planes.shape(1), first.bytes());
     return {first, planes.shape(1), static_cast<int>(planes.shape(0))};

@@ -37,19 +37,6 @@ void pack(const std::string& name, int64_t n, int64_t k, ReadBytes blocks, Bytes
     });
 }
 
-Activations quantize(ReadFloatArray x) {
-    size_t rows = x.shape(0), k = x.shape(1);
-    if (k == 0 || k % kStep || k > std::numeric_limits<int>::max() / 64 || rows > 1 << 24)
-        fail("activations of shape [" + std::to_string(rows) + ", " + std::to_string(k) +
-             "]: columns must be a multiple of 32");
-    const float* from = x.data();
-    nb::gil_scoped_release release;
-    Activations a(static_cast<int>(rows), static_cast<int>(k));
-    std::lock_guard lock(runtime().mutex);
-    a.quantize(from, k, *runtime().kernels, *runtime().pool);
-    return a;
-}
-
 std::vector<std::string> isas() {
     std::vector<std::string> names;
     for (int i = 0; i < available_isas().count; ++i) names.push_back(available_isas().tables[i]->name);
@@ -89,7 +76,7 @@ void set_grid(const std::string& name, ReadBytes bytes) {
 
 std::vector<std::string> formats() {
     std::vector<std::string> names;
-    for (int i = 0; i < kNumFormats; ++i) names.push_back(format_layout(i).name);
+    for (int i = 0; i < kNumAllFormats; ++i) names.push_back(format_layout(i).name);
     return names;
 }
 
@@ -106,10 +93,9 @@ NB_MODULE(_core, m) {
     m.def("isa", [] { return std::string(runtime().kernels->name); });
     m.def("use_isa", &use_isa, "name"_a);
 
-    nb::class_<Activations>(m, "Activations")
-        .def_prop_ro("rows", &Activations::rows)
-        .def_prop_ro("num_in", &Activations::k);
-    m.def("quantize", &quantize, "x"_a);
+    nb::class_<BoundActivations>(m, "Activations")
+        .def(nb::init<ReadFloatArray>(), "x"_a)
+        .def_prop_ro("rows", [](const BoundActivations& a) { return a.activations.rows(); });
     nb::class_<BoundMatrix>(m, "Matrix")
         .def(nb::init<const std::string&, int64_t, int64_t, ReadBytes>(), "format"_a, "num_out"_a, "num_in"_a,
              "planes"_a)

@@ -37,6 +37,9 @@ std::vector<Group> group_by_expert(const int32_t* experts, int num_entries, int 
         int expert = experts[*first];
         auto last = std::find_if(first, order.end(), [&](int i) { return experts[i] != expert; });
         groups.emplace_back(expert, std::vector<int>(first, last), width, ff);
+        Group& group = groups.back();
+        group.input.set_floats(group.gathered.data(), width);
+        group.hidden.set_floats(group.gate.data(), ff);
         first = last;
     }
     return groups;
@@ -67,6 +70,7 @@ template <class RowOf, class Ready>
 void compute(const Kernels& kernels, Pool& pool, const ExpertLayer& layer, std::vector<Group>& groups,
              const float* x, const RowOf& row_of, const Ready& ready) {
     int width = layer.gate.first.k, ff = layer.gate.first.n;
+    bool quantized_input = !is_float(layer.gate.first.format) || !is_float(layer.up.first.format);
     auto panels = [](Group& g) { return g.input.num_panels(); };
 
     for_each_item(pool, groups, panels, [&](Group& g, int begin, int end) {
@@ -75,7 +79,7 @@ void compute(const Kernels& kernels, Pool& pool, const ExpertLayer& layer, std::
             for (int r = first; r < first + g.input.panel(i).rows; ++r)
                 std::memcpy(&g.gathered[static_cast<size_t>(r) * width],
                             x + static_cast<size_t>(row_of(g.entries[r])) * width, width * sizeof(float));
-            g.input.quantize_panel(i, g.gathered.data(), width, kernels.quantize);
+            if (quantized_input) g.input.quantize_panel(i, g.gathered.data(), width, kernels.quantize);
         }
     });
     auto ff_tiles = [&](Group&) { return num_tiles(ff); };
@@ -86,9 +90,10 @@ void compute(const Kernels& kernels, Pool& pool, const ExpertLayer& layer, std::
         for (size_t r = 0; r < g.entries.size(); ++r)
             kernels.swiglu(&g.gate[r * ff + column], &g.up[r * ff + column], n);
     });
-    for_each_item(pool, groups, panels, [&](Group& g, int begin, int end) {
-        for (int i = begin; i < end; ++i) g.hidden.quantize_panel(i, g.gate.data(), ff, kernels.quantize);
-    });
+    if (!is_float(layer.down.first.format))
+        for_each_item(pool, groups, panels, [&](Group& g, int begin, int end) {
+            for (int i = begin; i < end; ++i) g.hidden.quantize_panel(i, g.gate.data(), ff, kernels.quantize);
+        });
     auto width_tiles = [&](Group&) { return num_tiles(width); };
     for_each_item(pool, groups, width_tiles, [&](Group& g, int begin, int end) {
         multiply_tiles(kernels, layer.down.at(g.expert), g.hidden, g.down.data(), width, begin, end);

@@ -187,6 +187,19 @@ struct Avx2 {
     static Float sub(Float a, Float b) { return _mm256_sub_ps(a, b); }
     static void store(float* p, Float a) { _mm256_storeu_ps(p, a); }
 
+    static Float load_f32(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
+    static Float load_bf16(const uint8_t* p) {
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_bytes(p)), 16));
+    }
+    static void load_f8(const uint8_t* p, Float* rows) {
+        // As float16 it is 2^8 too small; the converter takes subnormals at full speed.
+        const __m256i largest = _mm256_set1_epi16(0x3F80);
+        __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7);
+        half = _mm256_and_si256(half, _mm256_set1_epi16(static_cast<int16_t>(0xBF80)));
+        half = _mm256_or_si256(half, _mm256_cmpeq_epi16(_mm256_and_si256(half, largest), largest));  // NaN
+        rows[0] = mul(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), broadcast(256.0f));
+        rows[1] = mul(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), broadcast(256.0f));
+    }
     static Float load_f16(const uint8_t* p) { return _mm256_cvtph_ps(load_bytes(p)); }
     static Int load_byte_lanes(const uint8_t* p) {
         return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));

@@ -242,6 +242,26 @@ struct Portable {
         float magnitude = std::bit_cast<float>(rest << 13) * 0x1p112f;
         return std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
     }
+    static Float load_f32(const uint8_t* p) {
+        Float r;
+        std::memcpy(&r, p, sizeof r);
+        return r;
+    }
+    static Float load_bf16(const uint8_t* p) {
+        return each<Float>([&](int i) {
+            uint16_t h;
+            std::memcpy(&h, p + 2 * i, 2);
+            return std::bit_cast<float>(uint32_t(h) << 16);
+        });
+    }
+    // 16 rows of E4M3 without infinities; 0x7F and 0xFF are NaN.
+    static void load_f8(const uint8_t* p, Float* rows) {
+        for (int i = 0; i < 16; ++i) {
+            uint32_t sign = uint32_t(p[i] & 128) << 24, rest = p[i] & 127;
+            float magnitude = std::bit_cast<float>(rest == 127 ? 0x7FC00000u : rest << 20) * 0x1p120f;
+            rows[i / lanes].v[i % lanes] = std::bit_cast<float>(sign | std::bit_cast<uint32_t>(magnitude));
+        }
+    }
     static Float load_f16(const uint8_t* p) {
         return each<Float>([&](int i) {
             uint16_t h;

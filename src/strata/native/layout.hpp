@@ -16,12 +16,12 @@ inline constexpr int kTileRows = 16;
 inline constexpr int kActivationBlock = 128;
 inline constexpr int kStep = 32;  // weights of a row that a kernel decodes at once
 
-enum class Scale : uint8_t { f16, e8m0, ue4m3 };  // storage of the float scale
+enum class Scale : uint8_t { none, f16, e8m0, ue4m3, f32 };  // storage of the float scale
 // Integer sub-scale; nibbles: scale low, minimum high; grid: 2 * s + 1, packed as the format has it.
 enum class Sub : uint8_t { none, i8, u8, nibbles, grid };
 enum class Minimum : uint8_t { none, f16, sub };  // one float per block, or dmin times integer sub-minima
 // What a code stands for; sign_bits: a magnitude, with a plane of signs.
-enum class Values : uint8_t { linear, signed8, iq4nl, e2m1, sign_bits };
+enum class Values : uint8_t { linear, signed8, iq4nl, e2m1, sign_bits, floats };
 
 // Codebook formats: weights named by an index byte, bits for each 32 weights in the planes `extra` and `sub`,
 // and the power of two that the scale is multiplied with. `weights` is 0 for all other formats.
@@ -47,7 +47,9 @@ struct Layout {
 
     // Weights whose products are summed in integers.
     constexpr int span() const { return scale_block < kActivationBlock ? scale_block : kActivationBlock; }
-    constexpr int scale_bytes() const { return scale == Scale::f16 ? 2 : 1; }
+    constexpr int scale_bytes() const {
+        return scale == Scale::none ? 0 : scale == Scale::f16 ? 2 : scale == Scale::f32 ? 4 : 1;
+    }
     constexpr bool has_sub() const { return sub != Sub::none; }
     constexpr bool has_sub_minima_plane() const { return minimum == Minimum::sub && sub != Sub::nibbles; }
 };
@@ -67,7 +69,7 @@ inline TilePlan plan_tile(const Layout& f, size_t k) {
     };
     p.low = plane(k * f.low_bits / 8);
     p.high = plane(k * f.high_bits / 8);
-    p.scale = plane(k / f.scale_block * f.scale_bytes());
+    p.scale = plane((k + f.scale_block - 1) / f.scale_block * f.scale_bytes());
     p.minimum = plane(f.minimum == Minimum::none ? 0 : k / f.scale_block * 2);
     p.sub = plane(f.grid.weights ? k * f.grid.sub_bits / 256 : f.has_sub() ? k / f.sub_block : 0);
     p.sub_minimum = plane(f.has_sub_minima_plane() ? k / f.sub_block : 0);

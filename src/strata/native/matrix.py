@@ -65,7 +65,7 @@ class Activations:
 
     def __init__(self, x: torch.Tensor):
         self.shape = x.shape[:-1]
-        self.core = _core.quantize(as_rows(x))
+        self.core = _core.Activations(as_rows(x))
 
 
 @cache

@@ -92,6 +92,16 @@ void pack_tile(const uint8_t* blocks, int rows, int k, uint8_t* tile) {
     }
 }
 
+template <class F>
+void pack_float_tile(const uint8_t* rows, int num_rows, int k, uint8_t* tile) {
+    constexpr size_t bytes = F::layout.gguf_bytes;
+    if (num_rows < kTileRows) std::memset(tile, 0, k * bytes * kTileRows);
+    for (int row = 0; row < num_rows; ++row)
+        for (int i = 0; i < k; ++i)
+            std::memcpy(tile + (i * kTileRows + row) * bytes,
+                        rows + (static_cast<size_t>(row) * k + i) * bytes, bytes);
+}
+
 using PackTile = void (*)(const uint8_t* blocks, int rows, int k, uint8_t* tile);
 
 struct FormatEntry {
@@ -99,19 +109,19 @@ struct FormatEntry {
     PackTile pack;
 };
 
-template <class... F>
-constexpr std::array<FormatEntry, kNumFormats> make_entries(std::tuple<F...>*) {
-    return {FormatEntry{F::layout, &pack_tile<F>}...};
+template <class... F, class... G>
+constexpr std::array<FormatEntry, kNumAllFormats> make_entries(std::tuple<F...>*, std::tuple<G...>*) {
+    return {FormatEntry{F::layout, &pack_tile<F>}..., FormatEntry{G::layout, &pack_float_tile<G>}...};
 }
 
-constexpr auto kEntries = make_entries(static_cast<Formats*>(nullptr));
+constexpr auto kEntries = make_entries(static_cast<Formats*>(nullptr), static_cast<FloatFormats*>(nullptr));
 
 }  // namespace
 
 const Layout& format_layout(int index) { return kEntries[index].layout; }
 
 int find_format(const char* name) {
-    for (int i = 0; i < kNumFormats; ++i)
+    for (int i = 0; i < kNumAllFormats; ++i)
         if (!std::strcmp(kEntries[i].layout.name, name)) return i;
     return -1;
 }

@@ -1,11 +1,13 @@
 // GGUF blocks to planes and the sizes of planes.
 #pragma once
 
-#include "kernels.hpp"
+#include "floats.hpp"
 
 namespace strata {
 
-// The layout at the index of the format in `Formats`.
+inline constexpr int kNumAllFormats = kNumFormats + kNumFloatFormats;
+
+// The layout of a format by its index: that in `Formats`, then that in `FloatFormats`.
 const Layout& format_layout(int index);
 
 // Index of a format by ggml's name, or -1.
@@ -13,8 +15,9 @@ int find_format(const char* name);
 
 inline int num_tiles(int n) { return (n + kTileRows - 1) / kTileRows; }
 
-// GGUF blocks of a matrix [n, k] to tiles [begin, end) of its planes; rows that pad the last one become
-// zeros. `planes` starts at a multiple of 64. The bytes do not depend on the instruction set.
+// GGUF blocks (rows of floats, without scales) of a matrix [n, k] to tiles [begin, end) of its planes; rows
+// that pad the last one become zeros. `planes` starts at a multiple of 64. The bytes do not depend on the
+// instruction set.
 void pack_tiles(const Kernels& kernels, int format, int n, int k, const uint8_t* blocks, uint8_t* planes,
                 int begin, int end);
 

@@ -52,7 +52,9 @@ void multiply(const Rows& x, const std::vector<const Matrix*>& matrices, const s
     const Kernels& kernels = *runtime().kernels;
     Pool& pool = *runtime().pool;
     Activations a(x.count, matrices[0]->k);
-    a.quantize(x.data, x.stride, kernels, pool);
+    a.set_floats(x.data, x.stride);
+    auto quantized = [](const Matrix* m) { return !is_float(m->format); };
+    if (std::any_of(matrices.begin(), matrices.end(), quantized)) a.quantize(x.data, x.stride, kernels, pool);
     pool.parallel_for(n, 1, [&](int begin, int end) {
         size_t i = std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin();
         while (begin < end) {

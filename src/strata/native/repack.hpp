@@ -1,6 +1,7 @@
 // Every format's block, rearranged for 16 rows at once.
 #pragma once
 
+#include "floats.hpp"
 #include "repack_grid.hpp"
 
 namespace strata {
@@ -193,11 +194,41 @@ void repack_tile(const uint8_t* blocks, size_t row_bytes, int k, const TilePlan&
     }
 }
 
+// The same for a float format, in pieces of 16 bytes of each row.
+template <class F, class I>
+void repack_float_tile(const uint8_t* rows, size_t row_bytes, int k, uint8_t* tile) {
+    constexpr int bytes = F::layout.gguf_bytes, step = 16 / bytes;
+    int at = 0;
+    for (; at + step <= k; at += step) {
+        for (int i = 0; i < 256; i += 64) I::prefetch(rows + kTileRows * (row_bytes + at * bytes) + i);
+        Rows<I> r{rows + at * bytes, row_bytes};
+        uint8_t* to = tile + static_cast<size_t>(at) * kTileRows * bytes;
+        if constexpr (bytes == 4) {
+            for (int h = 0; h < Rows<I>::halves; ++h) {
+                typename I::Word w[4];
+                r.template words<4>(0, h, w);
+                for (int i = 0; i < 4; ++i) r.store(to, i, h, w[i]);
+            }
+        }
+        if constexpr (bytes == 2) copy_halves(r, 0, to);
+        if constexpr (bytes == 1) copy_bytes(r, 0, to);
+    }
+    for (; at < k; ++at)
+        for (int row = 0; row < kTileRows; ++row)
+            std::memcpy(tile + (static_cast<size_t>(at) * kTileRows + row) * bytes,
+                        rows + row * row_bytes + at * bytes, bytes);
+}
+
 template <class F, class I>
 void repack_tiles(const uint8_t* blocks, int k, const TilePlan& plan, uint8_t* tiles, int count) {
     size_t row_bytes = static_cast<size_t>(k) / F::layout.gguf_block * F::layout.gguf_bytes;
-    for (int i = 0; i < count; ++i)
-        repack_tile<F, I>(blocks + i * kTileRows * row_bytes, row_bytes, k, plan, tiles + i * plan.bytes);
+    for (int i = 0; i < count; ++i) {
+        const uint8_t* rows = blocks + i * kTileRows * row_bytes;
+        if constexpr (F::layout.values == Values::floats)
+            repack_float_tile<F, I>(rows, row_bytes, k, tiles + i * plan.bytes);
+        else
+            repack_tile<F, I>(rows, row_bytes, k, plan, tiles + i * plan.bytes);
+    }
     I::finish();
 }
 

@@ -79,12 +79,12 @@ struct RepackAvx2 {
     static void finish() { _mm_sfence(); }
 };
 
-template <class... F>
-constexpr std::array<RepackTiles, kNumFormats> make_entries(std::tuple<F...>*) {
-    return {&repack_tiles<F, RepackAvx2>...};
+template <class... F, class... G>
+constexpr std::array<RepackTiles, kNumAllFormats> make_entries(std::tuple<F...>*, std::tuple<G...>*) {
+    return {&repack_tiles<F, RepackAvx2>..., &repack_tiles<G, RepackAvx2>...};
 }
 
-constexpr auto kEntries = make_entries(static_cast<Formats*>(nullptr));
+constexpr auto kEntries = make_entries(static_cast<Formats*>(nullptr), static_cast<FloatFormats*>(nullptr));
 
 }  // namespace
 

@@ -39,6 +39,10 @@ int panels_at_once(int k) { return std::max(1, (1 << 18) / (k * kBatchRows)); }
 
 void multiply_tiles(const Kernels& kernels, const Matrix& w, const Activations& x, float* out, size_t stride,
                     int begin, int end) {
+    if (is_float(w.format)) {
+        const FloatProduct p{w.planes, w.plan, w.n, w.k, x.floats(), x.stride(), x.rows(), out, stride};
+        return float_kernel(kernels, w.format)(p, begin, end);
+    }
     int at_once = x.is_batch() ? std::min(panels_at_once(w.k), x.num_panels()) : 1;
     auto sums = std::make_unique_for_overwrite<float[]>(at_once * kBatchRows * kTileRows);
     for (int first = 0; first < x.num_panels(); first += at_once) {

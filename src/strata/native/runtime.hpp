@@ -28,7 +28,8 @@ struct Matrix {
     size_t bytes() const { return plan.bytes * num_tiles(n); }
 };
 
-// out[row, 0..n) = matrix * activations, for tiles [begin, end); rows of `out` are `stride` floats apart.
+// out[row, 0..n) = matrix * activations (quantised, or floats where the matrix is), for tiles [begin, end);
+// rows of `out` are `stride` floats apart.
 void multiply_tiles(const Kernels& kernels, const Matrix& w, const Activations& x, float* out, size_t stride,
                     int begin, int end);
 

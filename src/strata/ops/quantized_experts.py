@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from strata.formats.quants.integer import IntegerMatrix
+from strata.ops.float_matmul import FloatMatrix, float_matmul
 from strata.ops.quantized_matmul import quantized_matmul
 
 _F = np.float32
@@ -43,19 +44,21 @@ def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     return gate / (_F(1) + exponential(-gate)) * up
 
 
+def _matmul(weight: IntegerMatrix | FloatMatrix, x: np.ndarray) -> np.ndarray:
+    return float_matmul(weight, x) if isinstance(weight, FloatMatrix) else quantized_matmul(weight, x)
+
+
 @dataclass(frozen=True, slots=True)
 class Expert:
     """One expert: gate and up `[ff, width]`, down `[width, ff]`."""
 
-    gate: IntegerMatrix
-    up: IntegerMatrix
-    down: IntegerMatrix
+    gate: IntegerMatrix | FloatMatrix
+    up: IntegerMatrix | FloatMatrix
+    down: IntegerMatrix | FloatMatrix
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """float32 `[rows, width]` -> float32 `[rows, width]`."""
-        return quantized_matmul(
-            self.down, swiglu(quantized_matmul(self.gate, x), quantized_matmul(self.up, x))
-        )
+        return _matmul(self.down, swiglu(_matmul(self.gate, x), _matmul(self.up, x)))
 
 
 def quantized_experts(
