@@ -6,6 +6,7 @@
 #include <cstring>
 #include <string>
 
+#include "bind_jobs.hpp"
 #include "bind_ops.hpp"
 #include "bind_pool.hpp"
 #include "bound.hpp"
@@ -85,6 +86,7 @@ std::vector<std::string> formats() {
 NB_MODULE(_core, m) {
     bind_products(m);
     bind_pool(m);
+    bind_jobs(m);
     m.def("formats", &formats);
     m.def("plane_bytes", &plane_bytes, "format"_a, "num_out"_a, "num_in"_a);
     m.def("pack", &pack, "format"_a, "num_out"_a, "num_in"_a, "blocks"_a, "planes"_a);
