@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention_kernels.hpp"
+#include "delta_kernels.hpp"
 #include "small_kernels.hpp"
 
 namespace strata {
@@ -9,10 +10,13 @@ namespace strata {
 template <class I>
 constexpr OpKernels make_op_kernels() {
     using Small = SmallKernels<I>;
+    using Delta = DeltaKernels<I>;
     using Attention = AttentionKernels<I>;
     return {
-        Small::rms_norm, Small::rotate,          Small::swiglu,         Small::sigmoid_gate,
-        Small::softmax,  Attention::attend_span, Attention::merge_span, Attention::finish,
+        Small::rms_norm,       Small::rotate,     Small::silu,          Small::sigmoid,
+        Small::sigmoid_gate,   Small::silu_gate,  Small::softmax,       Delta::convolution,
+        Delta::l2_norm,        Delta::log_decay,  Delta::delta_columns, Attention::attend_span,
+        Attention::merge_span, Attention::finish,
     };
 }
 

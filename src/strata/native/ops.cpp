@@ -89,7 +89,8 @@ nb::object swiglu(const Floats& gate, const Floats& up) {
     int width = static_cast<int>(gate.size(0));
     // an exponential is worth some loads
     share(gate.num_rows(), gate.num_elements() * 32, [&](int begin, int end) {
-        for (int64_t i = begin; i < end; ++i) kernels.swiglu(gate.row(i), up.row(i), width, out + i * width);
+        for (int64_t i = begin; i < end; ++i)
+            kernels.silu_gate(up.row(i), gate.row(i), width, out + i * width);
     });
     return result;
 }
@@ -145,6 +146,7 @@ void bind_ops(nb::module_& m) {
     m.def("add_rms_norm", &add_rms_norm, "x"_a, "y"_a, "weight"_a, "epsilon"_a,
           "As strata.ops.rms_norm.add_rms_norm.");
     bind_attention(m);
+    bind_delta_net(m);
 }
 
 }  // namespace strata

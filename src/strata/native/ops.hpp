@@ -29,18 +29,41 @@ struct Partial {
     float* out;        // [rows, value_dim]
 };
 
+// Some columns (value dimensions) of one head of the delta rule, over `tokens` tokens.
+struct DeltaColumns {
+    static constexpr int kColumns = 16, kMaxKeyDim = 256;
+    int tokens, key_dim, columns;
+    const float *q, *k, *v;            // of the first token; v at the first column
+    ptrdiff_t q_step, k_step, v_step;  // between tokens
+    const float *log_decay, *beta;     // of the head
+    ptrdiff_t decay_step, beta_step;
+    const float* state;  // [key_dim] rows at the first column, `state_step` apart
+    float* new_state;    // may be the same
+    ptrdiff_t state_step;
+    float* out;
+    ptrdiff_t out_step;
+};
+
 struct OpKernels {
     // out = x / sqrt(mean(x^2) + epsilon) * weight
     void (*rms_norm)(const float* x, const float* weight, float epsilon, int n, float* out);
     // Turns the first 2 * pairs of `dim` values.
     void (*rotate)(const float* x, const float* cos, const float* sin, int pairs, int dim, bool interleaved,
                    float* out);
-    // out = silu(gate) * up
-    void (*swiglu)(const float* gate, const float* up, int n, float* out);
-    // out = x * sigmoid(gate)
+    void (*silu)(const float* x, int n, float* out);
+    void (*sigmoid)(const float* x, int n, float* out);
+    // out = x * sigmoid(gate), out = x * silu(gate)
     void (*sigmoid_gate)(const float* x, const float* gate, int n, float* out);
+    void (*silu_gate)(const float* x, const float* gate, int n, float* out);
     // Softmax of n logits.
     void (*softmax)(const float* logits, int n, float* out);
+    // One token of a causal depthwise convolution: the rows its taps see, oldest first; weights [n, kernel].
+    void (*convolution)(const float* const* taps, const float* weights, int kernel, int n, float* out);
+    // out = x / sqrt(sum(x^2) + epsilon) * scale
+    void (*l2_norm)(const float* x, float epsilon, float scale, int n, float* out);
+    // out = a * softplus(alpha + dt)
+    void (*log_decay)(const float* alpha, const float* dt, const float* a, int n, float* out);
+    void (*delta_columns)(const DeltaColumns&);
     // One span of attention, and its addition to what came before.
     void (*attend_span)(const SpanRows&, const Partial& out);
     void (*merge_span)(int rows, int value_dim, const Partial& sum, const Partial& span);

@@ -10,8 +10,11 @@ from strata.native._core import (
     add_rms_norm,
     attend,
     attend_cached,
+    causal_convolution,
+    delta_rule,
     experts,
     feed_forward,
+    gated_delta_net,
     matmul,
     matmul_all,
     rms_norm,
@@ -19,15 +22,7 @@ from strata.native._core import (
     route,
     swiglu,
 )
-from strata.ops.reference import (
-    attend_gathered,
-    causal_convolution,
-    delta_rule,
-    select_blocks,
-    sigmoid,
-    silu,
-    softplus,
-)
+from strata.ops.reference import attend_gathered, select_blocks, sigmoid, silu, softplus
 
 __all__ = [
     "add_rms_norm",
@@ -38,6 +33,7 @@ __all__ = [
     "delta_rule",
     "experts",
     "feed_forward",
+    "gated_delta_net",
     "matmul",
     "matmul_all",
     "rms_norm",

@@ -71,18 +71,29 @@ struct SmallKernels : Simd<I> {
 
     static STRATA_INLINE Vec silu(Vec x) { return x / (S::exponential(-x) + 1.0f); }
 
-    static void swiglu(const float* gate, const float* up, int n, float* out) {
-        for_lanes(n, [&](int i, int lanes) {
-            put(out + i, silu(get(gate + i, lanes)) * get(up + i, lanes), lanes);
-        });
-    }
-
     static STRATA_INLINE Vec sigmoid(Vec x) { return 1.0f / (S::exponential(-x) + 1.0f); }
 
+    // out = f(x), and out = x * f(gate), element by element.
+    template <class F>
+    static STRATA_INLINE void map(const float* x, int n, float* out, const F& f) {
+        for_lanes(n, [&](int i, int lanes) { put(out + i, f(get(x + i, lanes)), lanes); });
+    }
+    template <class F>
+    static STRATA_INLINE void multiply(const float* x, const float* gate, int n, float* out, const F& f) {
+        for_lanes(
+            n, [&](int i, int lanes) { put(out + i, f(get(gate + i, lanes)) * get(x + i, lanes), lanes); });
+    }
+    static void silu(const float* x, int n, float* out) {
+        map(x, n, out, [](Vec v) { return silu(v); });
+    }
+    static void sigmoid(const float* x, int n, float* out) {
+        map(x, n, out, [](Vec v) { return sigmoid(v); });
+    }
+    static void silu_gate(const float* x, const float* gate, int n, float* out) {
+        multiply(x, gate, n, out, [](Vec v) { return silu(v); });
+    }
     static void sigmoid_gate(const float* x, const float* gate, int n, float* out) {
-        for_lanes(n, [&](int i, int lanes) {
-            put(out + i, get(x + i, lanes) * sigmoid(get(gate + i, lanes)), lanes);
-        });
+        multiply(x, gate, n, out, [](Vec v) { return sigmoid(v); });
     }
 
     static void softmax(const float* logits, int n, float* out) {
