@@ -160,6 +160,18 @@ struct AttentionKernels : Simd<I> {
         weigh(s, low, high, out.out);
     }
 
+    static void score_span(const SpanRows& s, int keys) { score(s, 0, keys); }
+
+    // sums[j] = sum of max(0, scores[row, j]) over rows in ascending order
+    static void add_rectified(const float* scores, int rows, int keys, float* sums) {
+        for (int j = 0; j < keys; ++j) sums[j] = 0;
+        for (int r = 0; r < rows; ++r)
+            for (int j = 0; j < keys; ++j) {
+                float x = scores[r * kSpan + j];
+                sums[j] += x < 0 ? 0.0f : x;
+            }
+    }
+
     static void merge_span(int rows, int value_dim, const Partial& sum, const Partial& span) {
         const float nothing = -std::numeric_limits<float>::infinity();
         for (int r = 0; r < rows; ++r) {

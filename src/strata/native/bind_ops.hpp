@@ -9,5 +9,6 @@ void bind_ops(nanobind::module_& m);
 void bind_products(nanobind::module_& m);
 void bind_attention(nanobind::module_& m);
 void bind_delta_net(nanobind::module_& m);
+void bind_sparse_attention(nanobind::module_& m);
 
 }  // namespace strata

@@ -147,6 +147,7 @@ void bind_ops(nb::module_& m) {
           "As strata.ops.rms_norm.add_rms_norm.");
     bind_attention(m);
     bind_delta_net(m);
+    bind_sparse_attention(m);
 }
 
 }  // namespace strata

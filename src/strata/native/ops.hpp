@@ -67,6 +67,9 @@ struct OpKernels {
     // One span of attention, and its addition to what came before.
     void (*attend_span)(const SpanRows&, const Partial& out);
     void (*merge_span)(int rows, int value_dim, const Partial& sum, const Partial& span);
+    // The scores of the span's first `keys` keys alone, and their sum over rows without negative ones.
+    void (*score_span)(const SpanRows&, int keys);
+    void (*add_rectified)(const float* scores, int rows, int keys, float* sums);
     // out[row] = sum.out[row] / sum.sum[row]
     void (*finish)(int row, int value_dim, const Partial& sum, float* out);
 };

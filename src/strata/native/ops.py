@@ -10,6 +10,7 @@ from strata.native._core import (
     add_rms_norm,
     attend,
     attend_cached,
+    attend_gathered,
     causal_convolution,
     delta_rule,
     experts,
@@ -20,9 +21,10 @@ from strata.native._core import (
     rms_norm,
     rotate,
     route,
+    select_blocks,
     swiglu,
 )
-from strata.ops.reference import attend_gathered, select_blocks, sigmoid, silu, softplus
+from strata.ops.reference import sigmoid, silu, softplus
 
 __all__ = [
     "add_rms_norm",
