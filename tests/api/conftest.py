@@ -23,6 +23,27 @@ LINES: dict[str, list] = {
     "stops": ["one ST", "OP", "two"],
     "part of stop": ["one ST"],
     "lines": ["a\nb", "\r\n", "data: c\n\n"],
+    "call": [
+        *(
+            "<think>",
+            "\nI look.\n",
+            "</think>",
+            "\n\n",
+            "Let me",
+            " see.",
+            "\n\n",
+            "<tool_call>",
+            "\n<function=",
+        ),
+        *("weather", ">\n<parameter=city>\n", "Kö", "ln", "\n</para", "meter>\n<parameter=days>\n", "3"),
+        *("\n</parameter>\n</function>\n", "</tool_call>"),
+    ],
+    "two calls": ["<tool_call>", "\n<function=now>\n</function>\n", "</tool_call>", "\n"] * 2,
+    "stranded": ["<think>", "\nNow.\n", "<tool_call>", "\n<function=now>\n</function>\n", "</tool_call>"],
+    "rest of a call": ["<parameter=city>\n", "Bonn", "\n</parameter>\n", "</function>\n", "</tool_call>"],
+    "name and rest": ["now", ">\n</function>\n", "</tool_call>"],
+    "thoughts": ["one ", "two ", "three ", "four"],
+    "loop": ["so ", "again "] * 700,
     **{f"voice {i}": [f"{i}-{j} " for j in range(20)] for i in range(12)},
 }
 SEEDS = {name: i for i, name in enumerate(LINES)}

@@ -1,6 +1,7 @@
 """Tool calls in every dialect: what models really write, well and badly, becomes arguments."""
 
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -307,26 +308,76 @@ def test_forms_of_the_dialects(dialect: Dialect, text: str, names: list[str]) ->
     assert all(call.arguments == "{}" for call in message.tool_calls)
 
 
-def test_huge_arguments_are_fast() -> None:
+def cpu_s(text: str, dialect: Dialect, step: int) -> float:
+    """Time to route a text in pieces, whatever else the machine does meanwhile."""
+    start = time.process_time()
+    routed(text, dialect, range(0, len(text), step))
+    return time.process_time() - start
+
+
+@pytest.mark.parametrize("step", [16, 10**9])
+def test_huge_arguments_are_fast(step: int) -> None:
     """In one piece or in many: what takes long here holds up every stream of the server."""
-    value = 'line "with" <tags> and \\ more\n' * 20_000
+    value = 'line "with" <tags> and \\ more\n' * 3_000
+    inside = json.dumps(json.dumps({"text": value}))
     for text, dialect in (
-        (tagged(parameter("text", value.strip())), QWEN),
+        (tagged(parameter("text", value)), QWEN),
+        (tagged(parameter("list", f"[{json.dumps(value)}]")), QWEN),
         (WRITTEN[HERMES] % json.dumps({"text": value}), HERMES),
+        (WRITTEN[HERMES] % inside, HERMES),
+        (f'<tool_call>{{"id": {inside}, "name": "edit"}}</tool_call>', HERMES),
     ):
-        for step in (64, len(text)):
-            message = routed(text, dialect, range(0, len(text), step))
-            assert len(json.loads(message.tool_calls[0].arguments)["text"]) >= len(value) - 1
+        assert len(routed(text, dialect, []).tool_calls) == 1
+        assert cpu_s(text, dialect, step) < 20e-6 * len(text)
 
 
-@pytest.mark.parametrize(
-    "hostile",
-    ["<" * 20_000, "</parameter>" * 5_000, "<tool_call>" * 5_000, "{" * 20_000, "\n" * 20_000, "[" * 9_000],
-)
-def test_hostile_text_is_fast(hostile: str) -> None:
+HOSTILE = [
+    "<",
+    "</parameter>",
+    "<tool_call>",
+    "{",
+    "\n",
+    "[",
+    '"',
+    "\\",
+    "<parameter=",
+    "\n<parameter=a",
+    "</function>",
+]
+
+
+@pytest.mark.parametrize("unit", HOSTILE)
+def test_hostile_text_is_fast(unit: str) -> None:
+    heads = (
+        "",
+        "<tool_call>",
+        '<tool_call>{"name": "edit", "arguments": {"a": ',
+        "<tool_call>{",
+        '{"name": "',
+    )
+    inside = "<tool_call>\n<function=edit>\n<parameter=text>\n"
     for dialect in DIALECTS:
-        for head in ("", "<tool_call>", tagged("")[:30], '<tool_call>{"name": "edit", "arguments": {"a": '):
-            routed(head + hostile, dialect, range(0, len(hostile), 97))
+        for head in (*heads, inside, inside + "</parameter>"):
+            text = head + unit * (3_000 // len(unit))
+            assert cpu_s(text, dialect, 24) < 40e-6 * len(text)
+
+
+@pytest.mark.parametrize("size", [250, 256, 257, 300])
+@pytest.mark.parametrize("blank", ["n", " "])
+def test_long_names_do_not_depend_on_the_cut(size: int, blank: str) -> None:
+    name = blank * size + "edit"
+    for text in (
+        f"<tool_call><function={name}></function></tool_call>",
+        f'<tool_call>{{"name": "{name}"}}</tool_call>',
+        f'<tool_call>{{"{name}": 1, "name": "edit"}}</tool_call>',
+        tagged(f"<parameter={name}>\n5\n</parameter>"),
+        tagged(f"<parameter=path>\na\n<parameter={name}>\n5\n</parameter>"),
+        f"[TOOL_CALLS]{name}[ARGS]{{}}",
+    ):
+        for dialect in (QWEN, HERMES, MISTRAL):
+            whole, pieces = routed(text, dialect, []), routed(text, dialect)
+            assert whole.content == pieces.content
+            assert [c.arguments for c in whole.tool_calls] == [c.arguments for c in pieces.tool_calls]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ class Cursor:
         self.ended = False
         self.cut = False
         self._saved: list[str] | None = None
+        self._saved_from = 0
 
     def take(self, size: int) -> str:
         """Read some characters."""
@@ -46,14 +47,13 @@ class Cursor:
 
     def save(self) -> None:
         """Keep what is read from here on, until `restore` or `commit`."""
-        self._saved = []
+        self._saved, self._saved_from = [], self.position
 
     def restore(self) -> None:
         """Go back to where `save` was called."""
         assert self._saved is not None
-        saved, self._saved = "".join(self._saved), None
-        self.text = saved + self.text
-        self.position -= len(saved)
+        self.text = "".join(self._saved) + self.text
+        self.position, self._saved = self._saved_from, None
 
     def commit(self) -> None:
         """What was read stays read."""
@@ -62,7 +62,7 @@ class Cursor:
     @property
     def settled(self) -> int:
         """Characters that are read for good."""
-        return self.position - sum(map(len, self._saved or ()))
+        return self.position if self._saved is None else self._saved_from
 
 
 def accept(cursor: Cursor, *options: str) -> Reader[str | None]:
@@ -89,11 +89,12 @@ def name_before(cursor: Cursor, *ends: str, limit: int = 256) -> Reader[str | No
         if match is not None:
             # An end may consist of several characters, but begins with none that a name may hold.
             name = cursor.text[: match.start()].strip()
-            if match[0] not in ends or not name or len(name) > limit:
+            if match[0] not in ends or not name or match.start() > limit:
                 return None
             cursor.take(match.end())
             return name
-        if cursor.ended or len(cursor.text) > limit:
+        # The end itself may have begun within the limit.
+        if cursor.ended or len(cursor.text) >= limit + max(map(len, ends)):
             return None
         yield
 

@@ -100,7 +100,8 @@ class Job:
         self._limits_thinking = False
         ids: Sequence[int] = ()
         if router.thinking:
-            ids = [*(steering.close if ended.reason == "stop" else steering.wrap_up), *steering.opening]
+            closes = ended.reason == "stop" and not looped  # the model has ended its thinking itself
+            ids = [*(steering.close if closes else steering.wrap_up), *steering.opening]
         elif ended.reason != "length":
             return None
         left = self._tokens_left()

@@ -15,7 +15,7 @@ from strata.serve.cursor import Cursor, Reader, accept, skip
 _NAME_KEYS = ("name", "function", "tool_name")
 _ARGUMENT_KEYS = ("arguments", "parameters", "args")
 _MAX_NAME = 256  # characters of a name or key; what is longer is no call
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_IN_STRING = re.compile(r'["\\]')
 _SCALAR = re.compile(r"[-+.\w]*")
 _OUTSIDE = re.compile(r'["{}\[\]<]')  # "<" begins a tag there: JSON has none outside of its strings
 _INSIDE = re.compile(r'["\\\x00-\x1f]')
@@ -164,13 +164,22 @@ def _peek(cursor: Cursor) -> Reader[str]:
 
 def _read_string(cursor: Cursor, limit: int | None = None) -> Reader[str | None]:
     """Read a JSON string; None if there is none, or it has more than `limit` characters."""
-    while True:
-        if match := _STRING.match(cursor.text):
+    scanned = 1
+    while cursor.text.startswith('"'):
+        mark = _IN_STRING.search(cursor.text, scanned)
+        if mark and mark[0] == '"':
+            if limit is not None and mark.end() > limit:
+                return None
             try:
-                text = json.loads(cursor.take(match.end()), strict=False)
+                text = json.loads(cursor.take(mark.end()), strict=False)
             except ValueError:
                 return None
             return text.encode("utf-8", "replace").decode()  # half a surrogate pair is no character
-        if cursor.ended or cursor.text[:1] != '"' or (limit and len(cursor.text) > limit):
+        if mark and mark.end() < len(cursor.text):
+            scanned = mark.end() + 1  # past the escaped character
+            continue
+        if cursor.ended or (limit is not None and len(cursor.text) > limit):
             return None
+        scanned = mark.start() if mark else max(len(cursor.text), 1)
         yield
+    return None

@@ -31,8 +31,9 @@ _FOLLOWERS = {
     END_CALL: (CALL,),
 }
 NOT_CLOSING = -1
-MAX_KEY = 256  # characters of a parameter's tag
-_KEY = re.compile(r"<parameter=([^>\n]*)>")
+MAX_KEY = 256  # characters of a parameter's name
+_KEY = re.compile(rf"<parameter=([^>\n]{{1,{MAX_KEY}}})>")
+_SPACE, _REPEATED = re.compile(r"\s*"), re.compile(r"(?:\s|</parameter>)*")
 
 
 def read_function(cursor: Cursor, writer: CallWriter) -> Reader[None]:
@@ -143,16 +144,17 @@ def _closing_size(cursor: Cursor, at: int, is_next: Callable[[str], bool]) -> in
         # Without an end tag, only a parameter that the function has and that has not come yet is believed.
         if match := _KEY.match(text, at):
             return 0 if is_next(match[1].strip()) else NOT_CLOSING
-        broken = cursor.ended or "\n" in text[at:] or len(text) - at > MAX_KEY
+        broken = (
+            cursor.ended or "\n" in text[at:] or ">" in text[at:] or len(text) - at > len(PARAMETER) + MAX_KEY
+        )
         return NOT_CLOSING if broken else None
     tag = next((tag for tag in _FOLLOWERS if text.startswith(tag, at)), None)
     if tag is None:
         tags = (PARAMETER, *_FOLLOWERS)
         return None if not cursor.ended and may_begin(text, tags, at) == at else NOT_CLOSING
     size = len(tag) if tag == END_PARAMETER else 0
-    rest = text[at + len(tag) :].lstrip()
-    while tag == END_PARAMETER and rest.startswith(END_PARAMETER):
-        rest = rest[len(END_PARAMETER) :].lstrip()
+    between = (_REPEATED if tag == END_PARAMETER else _SPACE).match(text, at + len(tag))
+    rest = text[between.end() if between else at :]
     if not rest and cursor.ended:
         return size if tag == END_PARAMETER or not cursor.cut else NOT_CLOSING
     followers = (*_FOLLOWERS[tag], *([END_PARAMETER] if tag == END_PARAMETER else []))
