@@ -38,6 +38,11 @@ LINES: dict[str, list] = {
         *("weather", ">\n<parameter=city>\n", "Kö", "ln", "\n</para", "meter>\n<parameter=days>\n", "3"),
         *("\n</parameter>\n</function>\n", "</tool_call>"),
     ],
+    "withheld call": [
+        *("<tool_call>", "\n<function=weather>\n", "<parameter=days>\n"),
+        *(["1", {"sleep": 0.1}] * 8),
+        *("\n</parameter>\n</function>\n", "</tool_call>"),
+    ],
     "two calls": ["<tool_call>", "\n<function=now>\n</function>\n", "</tool_call>", "\n"] * 2,
     "stranded": ["<think>", "\nNow.\n", "<tool_call>", "\n<function=now>\n</function>\n", "</tool_call>"],
     "rest of a call": ["<parameter=city>\n", "Bonn", "\n</parameter>\n", "</function>\n", "</tool_call>"],

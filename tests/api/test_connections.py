@@ -15,6 +15,7 @@ from api.conftest import SEEDS
 from conftest import clean_environment
 from helpers.api_server import ApiServer
 
+DAYS = {"days": {"type": "integer"}}
 ASK = [{"role": "user", "content": "Say it."}]
 
 
@@ -79,6 +80,15 @@ def test_keep_alive_comments_while_silent(server: ApiServer) -> None:
     assert len(comments) >= 3
     assert b"assistant" in parts[0]
     assert any(b'"content": "late"' in part for part in parts[comments[-1] :])
+
+
+def test_keep_alive_while_a_call_is_withheld(server: ApiServer) -> None:
+    """CASES 60: a number is sent when it is whole; the tokens until then are silence."""
+    tool = {"type": "function", "function": {"name": "weather", "parameters": {"properties": DAYS}}}
+    parts = chunks_of(read_all(connect(server, body("withheld call", stream=True, tools=[tool]))))
+    begun = next(i for i, part in enumerate(parts) if b"days" in part)
+    ended = next(i for i, part in enumerate(parts) if b"11111111" in part)
+    assert parts[begun + 1 : ended].count(b": keep-alive\n\n") >= 2
 
 
 def test_keep_alive_and_cancellation_while_queued(server: ApiServer) -> None:

@@ -24,7 +24,7 @@ PROPERTIES = {
     "broken": {"$ref": "#/$defs/None/at/all"},
     "odd": "not a schema",
 }
-DEFS = {"Point": {"type": "object"}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}, {"$ref": "#/$defs/Loop"}]}}
+DEFS = {"Point": {"type": "object"}, "Loop": {"anyOf": [{"$ref": "#/$defs/Loop"}] * 50}}
 TOOLS = Tools(
     [
         {"name": "f", "parameters": {"properties": PROPERTIES, "$defs": DEFS}},

@@ -153,6 +153,18 @@ def test_ids_are_shortened_where_the_template_wants_nine_characters() -> None:
     assert len(ids[0]) == 9
 
 
+def test_calls_side_by_side_become_one_after_the_other_where_the_template_takes_no_more() -> None:
+    two = call({})
+    two["tool_calls"] = [
+        {"id": i, "type": "function", "function": {"name": i, "arguments": {}}} for i in "ab"
+    ]
+    results = [{"role": "tool", "tool_call_id": i, "content": f"result {i}"} for i in "ba"]
+    text = template(TEMPLATES["headers"]).render([*HELLO, two, *results, *HELLO], date_string="x").text
+    places = [text.index(part) for part in ('"name": "a"', "result a", '"name": "b"', "result b")]
+    assert places == sorted(places)
+    assert text.count("result") == 2
+
+
 def test_a_result_gets_the_name_of_its_function() -> None:
     result = {"role": "tool", "tool_call_id": "c1", "content": "1"}
     assert seen(call({}), result)[1] == result | {"name": "weather"}

@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-MAX_DEPTH = 16  # of references and alternatives in a parameter's schema
 _JSON_TYPES = {str: "string", bool: "boolean", int: "integer", float: "number", dict: "object", list: "array"}
 _BY_NAME = {"none": "null", "null": "null", "true": "true", "false": "false"}
 
@@ -33,21 +32,28 @@ class Tools:
         """The JSON types that a parameter may have; none where the schema does not say."""
         schema = _mapping(self._schemas.get(name))
         wanted = _mapping(schema.get("properties")).get(key, schema.get("additionalProperties"))
-        return frozenset(_types(wanted, schema, MAX_DEPTH))
+        return frozenset(_types(wanted, schema, set()))
 
 
-def _types(schema: Any, root: Mapping[str, Any], depth: int) -> set[str]:
-    """The JSON types that a schema names, in itself or in its alternatives."""
+def _types(schema: Any, root: Mapping[str, Any], seen: set[str]) -> set[str]:
+    """The JSON types that a schema names, in itself or in its alternatives.
+
+    Args:
+        schema: of a value.
+        root: what its references refer to.
+        seen: the references followed so far: a second time they would add nothing, and perhaps never end.
+    """
     schema = _mapping(schema)
-    if depth == 0:
-        return set()
     if isinstance(reference := schema.get("$ref"), str):
-        return _types(_resolved(reference, root), root, depth - 1)
+        if reference in seen:
+            return set()
+        seen.add(reference)
+        return _types(_resolved(reference, root), root, seen)
     named = schema.get("type")
     types = {named} if isinstance(named, str) else {t for t in _list(named) if isinstance(t, str)}
     for key in ("anyOf", "oneOf", "allOf"):
         for option in _list(schema.get(key)):
-            types |= _types(option, root, depth - 1)
+            types |= _types(option, root, seen)
     if not types:
         values = [*_list(schema.get("enum")), *([schema["const"]] if "const" in schema else [])]
         types = {_type_of(value) for value in values}

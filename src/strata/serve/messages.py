@@ -55,6 +55,23 @@ def with_object_arguments(messages: Sequence[Message]) -> list[Message]:
     return _map_functions(messages, _object_arguments)
 
 
+def with_single_calls(messages: Sequence[Message]) -> list[Message]:
+    """The messages with one call each, followed by its result, for templates that take no more at once."""
+    results = {m["tool_call_id"]: m for m in messages if m["role"] == "tool" and "tool_call_id" in m}
+    single: list[Message] = []
+    placed: set[str] = set()
+    for message in messages:
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2 and message.get("tool_call_id") not in placed:
+            single.append(message)
+        for i, call in enumerate(calls if len(calls) > 1 else ()):
+            single.append(message | {"tool_calls": [call]} | ({"content": ""} if i else {}))
+            if (id_ := call.get("id")) in results:
+                single.append(results[id_])
+                placed.add(id_)
+    return single
+
+
 def with_short_ids(messages: Sequence[Message]) -> list[Message]:
     """The messages with ids of tool calls of nine letters and digits, as Mistral's templates insist on."""
 

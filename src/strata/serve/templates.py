@@ -19,6 +19,7 @@ from strata.serve.messages import (
     spell_out_tools,
     with_object_arguments,
     with_short_ids,
+    with_single_calls,
     with_text_arguments,
 )
 
@@ -227,9 +228,10 @@ def _helps(values: Message, error: TemplateError) -> Iterator[Message]:
         # well when the raise is passed over.
         yield values | {"messages": messages, "raise_exception": lambda message: ""}
     if any("tool_calls" in message for message in messages):
-        yield values | {"messages": with_short_ids(messages)}
         # What a model broke off is no JSON, and comes back from the client all the same.
-        yield values | {"messages": with_short_ids(with_object_arguments(messages))}
+        for help_ in (with_short_ids, with_single_calls, with_object_arguments):
+            messages = help_(messages)
+            yield values | {"messages": messages}
 
 
 class _Breaker:
