@@ -7,8 +7,10 @@ from hypothesis import strategies as st
 
 from strata.engine.messages import Token
 from strata.serve.answer import Answer, Piece, TokenText
+from strata.serve.arguments import Tools
 from strata.serve.deltas import End, Message
-from strata.serve.router import Router, ThinkTags
+from strata.serve.dialects import QWEN
+from strata.serve.router import Calls, Router, ThinkTags
 
 TEXT = "a€é👩b STOP c</think>\n\nx"
 
@@ -70,6 +72,26 @@ def test_thinking_has_no_logprobs(cuts: list[int]) -> None:
     (item,) = [item for piece in pieces for item in piece.tokens]
     assert chunks[item.token.id].endswith(b"x")
     assert item.offset == 0
+
+
+@given(cuts=st.lists(st.integers(0, 200)))
+def test_calls_have_no_logprobs(cuts: list[int]) -> None:
+    """Tokens with a part in the text before or behind a call are reported, and no others."""
+    parts = ["Hi é.", "\n\n<tool_call>\n<function=f>\n</function>\n</tool_call>", "\nok"]
+    chunks = cut("".join(parts).encode(), cuts)
+    pieces = run(chunks, Router(calls=Calls(QWEN, Tools([{"name": "f"}]))))
+    assert message(*pieces).content == parts[0] + parts[2]
+    content, end = [], 0
+    for part in parts:
+        content.append((end, end := end + len(part.encode())))
+    del content[1]
+    expected, begin = [], 0
+    for i, chunk in enumerate(chunks):
+        if any(begin < stop and start < begin + len(chunk) for start, stop in content):
+            expected.append(i)
+        begin += len(chunk)
+    reported = [item.token.id for piece in pieces for item in piece.tokens]
+    assert reported == expected
 
 
 def test_a_character_over_tokens_is_reported_whole() -> None:

@@ -134,7 +134,7 @@ class ChatFormat:
         closing = f"{self.tags.close}\n\n"
         opening = self.dialect.forced_opening(turn.forced) if turn.forced else ""
         return Steering(
-            budget=self._budget(turn.thinking) if self.may_think else None,
+            budget=self._budget(turn.thinking),
             wrap_up=self._ids(WRAP_UP + closing),
             close=self._ids(closing),
             close_id=self.close_id,
@@ -148,6 +148,9 @@ class ChatFormat:
         return "reasoning_effort" in self.template.source
 
     def _budget(self, thinking: Thinking) -> int | None:
+        """Most tokens of thinking, where there may be any."""
+        if not self.may_think or (thinking.wanted is False and thinking.budget != 0):
+            return None
         if thinking.budget is not None or thinking.effort is None or self._asks_for_effort():
             return thinking.budget
         return EFFORT_BUDGETS.get(thinking.effort)

@@ -109,11 +109,6 @@ class Router:
         """Characters of the text of which it is decided what they are."""
         return self._cursor.settled - self._stops.held
 
-    @property
-    def untouched(self) -> bool:
-        """It waits for content, and has had none and no call."""
-        return not self.thinking and not self.content and not (self._writer and self._writer.num_started)
-
     def push(self, text: str, closes: bool = False) -> list[Delta]:
         """Take more text.
 
@@ -203,16 +198,15 @@ class Router:
     def _read_content_and_calls(self, dialect: Dialect, writer: CallWriter) -> Reader[None]:
         cursor = self._cursor
         markers = re.compile("|".join(map(re.escape, dialect.markers)))
-        fresh, scanned = dialect.bare, 0
+        bare, scanned = dialect.bare, 0  # without a marker, a call comes first or behind another
         while not self.done:
-            found = None if fresh else markers.search(cursor.text, scanned)
-            if found or fresh:
-                self._give(len(cursor.text[: found.start()].rstrip()) if found else 0)
-                marker = found[0] if found else ""
-                scanned = cursor.text.find(marker) + 1 if found else 0
-                fresh = yield from self._read_calls(dialect, writer, marker)
-                if fresh:
-                    fresh, scanned = dialect.bare, 0
+            found = None if bare else markers.search(cursor.text, scanned)
+            if found:
+                self._give(len(cursor.text[: found.start()].rstrip()))
+                scanned = cursor.text.index(found[0]) + 1
+            if found or bare:
+                called = yield from self._read_calls(dialect, writer, found[0] if found else "")
+                bare, scanned = called and dialect.bare, 0 if called else scanned
             elif cursor.ended:
                 break
             else:
