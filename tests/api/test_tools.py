@@ -149,6 +149,7 @@ def test_what_waits_for_the_grammar_says_so(client: openai.OpenAI) -> None:
     with pytest.raises(openai.InternalServerError, match="response_format: type 'json_object'") as caught:
         ask(client, "hello", response_format={"type": "json_object"})
     assert (caught.value.status_code, caught.value.param) == (501, "response_format")
+    assert caught.value.response.headers["x-should-retry"] == "false"
 
 
 # Several choices.

@@ -1,6 +1,7 @@
 """Tool calls in every dialect: what models really write, well and badly, becomes arguments."""
 
 import json
+import re
 import time
 from itertools import pairwise
 
@@ -76,19 +77,18 @@ VALUES = st.lists(
 )
 
 
+# What may as well be a value's end, or a closing tag that was written twice.
+UNCERTAIN = re.compile(
+    r"</parameter>(?:\s|</parameter>)*(?:<parameter=|</function>|</tool_call>|\Z)|</function>|</tool_call>"
+)
+
+
 @given(values=st.lists(VALUES.map("".join), min_size=1, max_size=2), cuts=st.lists(st.integers(0, 300)))
 def test_any_text_is_an_argument(values: list[str], cuts: list[int]) -> None:
     """CASES 16, 210: whatever a file holds arrives as it is, as long as its end can be told."""
     written = dict(zip(["path", "text"], values, strict=False))
     text = tagged("\n".join(parameter(key, value) for key, value in written.items()))
-    followers = ("<parameter=", "</function>", "</tool_call>")
-    for value in values:
-        rest = value.split("</parameter>", 1)[-1].replace("</parameter>", "").strip()
-        assume(
-            "</parameter>" not in value
-            or (rest and not any(f.startswith(rest[:12]) or rest.startswith(f) for f in followers))
-        )
-        assume("</function>" not in value and "</tool_call>" not in value)
+    assume(not any(UNCERTAIN.search(value) for value in values))
     message = routed(text, QWEN, cuts)
     assert json.loads(message.tool_calls[0].arguments) == written
 

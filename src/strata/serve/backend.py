@@ -169,10 +169,9 @@ class Backend:
         except StrataError as error:
             raise EngineError(f"the model does not load: {error}") from error
 
-    async def chat_jobs(self, turn: Turn, id_: str, sampling: SamplingParams, n: int = 1) -> list[Job]:
-        """The `n` choices of a chat request; raises RequestError where the template refuses it."""
-        tokenizer = self._text_tokenizer("messages")
-        chat = self._chat or ChatFormat(tokenizer, ChatTemplate.for_tokenizer(tokenizer))
+    async def chat_prompt(self, turn: Turn) -> list[int]:
+        """Token ids of a turn; raises RequestError where the template refuses it."""
+        chat, tokenizer = self._chat_format(), self._text_tokenizer("messages")
 
         def encode() -> list[int]:
             # What people wrote counts before the template's own bounds speak of operators and seconds.
@@ -182,12 +181,20 @@ class Backend:
             self._check_beginning(rendered.text, tokenizer, "messages")
             return rendered_ids(rendered, tokenizer)
 
-        prompt = await asyncio.to_thread(encode)
+        return await asyncio.to_thread(encode)
+
+    async def chat_jobs(self, turn: Turn, id_: str, sampling: SamplingParams, n: int = 1) -> list[Job]:
+        """The `n` choices of a chat request; raises RequestError where the template refuses it."""
+        prompt, chat = await self.chat_prompt(turn), self._chat_format()
         steering = chat.steering(turn)
         return [
             Job(i, name, prompt, own, chat.answer(turn, prompt), "messages", steering)
             for i, (name, own) in enumerate(choices(id_, sampling, n))
         ]
+
+    def _chat_format(self) -> ChatFormat:
+        tokenizer = self._text_tokenizer("messages")
+        return self._chat or ChatFormat(tokenizer, ChatTemplate.for_tokenizer(tokenizer))
 
     async def text_jobs(
         self, prompts: Sequence[str | list[int]], stops: list[str], id_: str, sampling: SamplingParams, n: int

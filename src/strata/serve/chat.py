@@ -19,7 +19,7 @@ EFFORT_BUDGETS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192
 
 THINK_TAGS = (ThinkTags(), ThinkTags("[THINK]", "[/THINK]"), ThinkTags("<seed:think>", "</seed:think>"))
 WRAP_UP = "\n\nThat is as long as I may think. I will answer now, with what I have.\n"
-_TAIL = 8  # tokens of a prompt, in which an open think block would show
+_TAIL = 16  # tokens of a prompt, in which an open think block would show
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

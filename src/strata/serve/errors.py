@@ -61,7 +61,7 @@ def describe(error: Exception) -> tuple[int, dict]:
 def error_response(error: Exception) -> JSONResponse:
     """The HTTP response of an exception."""
     status, body = describe(error)
-    return JSONResponse(body, status, headers=_NO_RETRY if status == 500 else None)
+    return JSONResponse(body, status, headers=_NO_RETRY if status in (500, 501) else None)
 
 
 def from_validation(error: ValidationError) -> RequestError:
