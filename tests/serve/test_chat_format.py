@@ -202,9 +202,13 @@ def test_what_ends_the_answer_ends_the_thinking(reason: str, limit: int | None, 
     assert thinking.go_on(ended(reason), context) is None
 
 
-def test_a_forced_call_without_a_closing_token_begins_at_once() -> None:
-    of = chat_format(markup=())
-    forced = job(of, turn(tools=[TOOL], forced=["edit"], thinking=Thinking(enabled=True)))
+@pytest.mark.parametrize(("markup", "ignore_eos"), [((), False), (MARKUP, True)])
+def test_a_forced_call_comes_first_where_the_engine_cannot_stop_behind_thinking(
+    markup: tuple[str, ...], ignore_eos: bool
+) -> None:
+    of = chat_format(markup=markup)
+    asked = turn(tools=[TOOL], forced=["edit"], thinking=Thinking(enabled=True))
+    forced = job(of, asked, ignore_eos=ignore_eos)
     message = Message()
     message.add(forced.begin())
     opened = "<think>\n</think>\n\n<tool_call>\n<function=edit>\n"

@@ -69,7 +69,9 @@ class Job:
     def begin(self) -> list[Delta]:
         """What the server writes before the model writes anything."""
         steering, thinking = self.steering, self.answer.router.thinking
-        if thinking and (steering.budget == 0 or (steering.opening and steering.close_id is None)):
+        # Where the engine cannot stop at the closing tag, a call must come before any thinking.
+        unstoppable = steering.close_id is None or self.sampling.ignore_eos
+        if thinking and (steering.budget == 0 or (steering.opening and unstoppable)):
             return self.answer.inject([*steering.close, *steering.opening])
         if steering.opening and not thinking:
             return self.answer.inject(steering.opening)
