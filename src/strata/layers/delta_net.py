@@ -6,14 +6,11 @@ from typing import Literal
 import torch
 
 from strata.errors import ModelFileError
-from strata.layers.convolution import CausalConvolution
 from strata.layers.linear import Linear, apply_all
 from strata.layers.norm import RMSNorm
 from strata.layers.rotary import Angles
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
-
-_L2_EPSILON = 1e-6  # of the query and key normalisation; fixed in every implementation, no key says it
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +62,24 @@ class DeltaNetConfig:
 
 
 class DeltaNetState:
-    """The last rows before the convolution, and each value head's matrix; replaced, never changed."""
+    """The last rows before the convolution, and each value head's matrix.
+
+    `past` is replaced and never changed; so is `memory` while a checkpoint may hold it.
+    """
 
     def __init__(self, past: torch.Tensor, memory: torch.Tensor):
         self.length = 0  # tokens seen so far
         self.past = past  # [conv_kernel - 1, channels]
         self.memory = memory  # [value heads, key_length, value_length]
+        self.is_held = False  # `memory`, by a checkpoint
 
     def save(self) -> tuple[torch.Tensor, torch.Tensor]:
+        self.is_held = True
         return self.past, self.memory
 
     def load(self, saved: tuple[torch.Tensor, torch.Tensor], length: int) -> None:
         self.past, self.memory = saved
+        self.is_held = True
         self.length = length
 
     def num_bytes(self) -> int:
@@ -99,9 +102,7 @@ class DeltaNet:
         width, channels = config.embedding_length, 2 * delta.key_width + delta.value_width
         projections = FusedProjections if delta.value_head_order == "grouped" else SeparateProjections
         self.project = projections(weights, prefix, width, delta)
-        self.ssm_conv1d = CausalConvolution(
-            weights, f"{prefix}.ssm_conv1d.weight", channels, delta.conv_kernel
-        )
+        self.ssm_conv1d = weights.require(f"{prefix}.ssm_conv1d.weight", channels, delta.conv_kernel)
         self.ssm_a = weights.require(f"{prefix}.ssm_a", delta.num_value_heads)  # -exp(A_log)
         self.ssm_dt = weights.require(f"{prefix}.ssm_dt.bias", delta.num_value_heads)
         self.ssm_norm = RMSNorm(weights, f"{prefix}.ssm_norm.weight", delta.value_length, config.rms_epsilon)
@@ -110,35 +111,32 @@ class DeltaNet:
     def new_state(self) -> DeltaNetState:
         delta = self.delta
         memory = torch.zeros(delta.num_value_heads, delta.key_length, delta.value_length)
-        return DeltaNetState(self.ssm_conv1d.new_past(), memory)
+        past = torch.zeros(delta.conv_kernel - 1, 2 * delta.key_width + delta.value_width)
+        return DeltaNetState(past, memory)
 
     def __call__(self, x: torch.Tensor, angles: Angles, state: DeltaNetState) -> torch.Tensor:
         """float32 `[n, width]` -> `[n, width]`; advances `state`. The recurrence knows no `angles`."""
-        delta, num_tokens = self.delta, x.shape[0]
         qkv, z, beta, alpha = self.project(x)
-        qkv, state.past = self.ssm_conv1d(qkv, state.past)
-        q, k, v = self.ops.silu(qkv).split([delta.key_width, delta.key_width, delta.value_width], -1)
-        q = self._per_value_head(_l2_norm(q.view(num_tokens, -1, delta.key_length)) * delta.key_length**-0.5)
-        k = self._per_value_head(_l2_norm(k.view(num_tokens, -1, delta.key_length)))
-        v = v.view(num_tokens, -1, delta.value_length)
-        log_decay = self.weights.get(self.ssm_a) * self.ops.softplus(alpha + self.weights.get(self.ssm_dt))
-        out, state.memory = self.ops.delta_rule(
-            q, k, v, log_decay, self.ops.sigmoid(beta), state.memory, state.length
+        out, state.past, state.memory = self.ops.gated_delta_net(
+            qkv,
+            z,
+            beta,
+            alpha,
+            self.weights.get(self.ssm_conv1d),
+            self.weights.get(self.ssm_a),
+            self.weights.get(self.ssm_dt),
+            self.ssm_norm.weight,
+            self.ssm_norm.epsilon,
+            state.past,
+            state.memory,
+            state.length,
+            tiled=self.delta.value_head_order == "tiled",
+            sigmoid_gate=self.delta.gate == "sigmoid",
+            in_place=not state.is_held,
         )
-        state.length += num_tokens
-        gate = self.ops.sigmoid(z) if delta.gate == "sigmoid" else self.ops.silu(z)
-        return self.ssm_out(self.ssm_norm(out).flatten(1) * gate)
-
-    def _per_value_head(self, x: torch.Tensor) -> torch.Tensor:
-        """`[n, key heads, dim]` -> `[n, value heads, dim]`."""
-        repeats = self.delta.num_value_heads // self.delta.num_key_heads
-        if self.delta.value_head_order == "tiled":
-            return x.repeat(1, repeats, 1)
-        return x.repeat_interleave(repeats, 1)
-
-
-def _l2_norm(x: torch.Tensor) -> torch.Tensor:
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _L2_EPSILON)
+        state.is_held = False
+        state.length += x.shape[0]
+        return self.ssm_out(out)
 
 
 class SeparateProjections:

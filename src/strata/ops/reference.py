@@ -14,6 +14,7 @@ from strata.ops.block_selection import select_blocks
 from strata.ops.cached_attention import attend_cached
 from strata.ops.convolution import causal_convolution
 from strata.ops.delta_rule import delta_rule
+from strata.ops.gated_delta_net import gated_delta_net
 from strata.ops.gathered_attention import attend_gathered
 from strata.ops.rms_norm import add_rms_norm, rms_norm
 from strata.ops.rotary import rotate
@@ -28,6 +29,7 @@ __all__ = [
     "delta_rule",
     "experts",
     "feed_forward",
+    "gated_delta_net",
     "matmul",
     "matmul_all",
     "rms_norm",
