@@ -10,6 +10,7 @@
 #include "bind_ops.hpp"
 #include "bind_pool.hpp"
 #include "bound.hpp"
+#include "packed_grids.hpp"
 
 using namespace strata;
 using namespace nb::literals;
@@ -70,6 +71,7 @@ void set_grid(const std::string& name, ReadBytes bytes) {
         if (name != target.name) continue;
         expect("size of the codebook in bytes", bytes.size(), target.bytes);
         std::memcpy(target.table, bytes.data(), target.bytes);
+        pack_grids();
         return;
     }
     fail("no codebook named " + name);

@@ -10,16 +10,46 @@
 
 namespace strata {
 
-struct Avx2 {
-    static constexpr const char* name = "avx2";
+// What is the same for all vector widths: a byte or a uint16 for each row of a tile. Templates, as all that
+// follows, so that every set has functions of its own, compiled with its flags.
+template <class I>
+struct RowOperations {
+    using Bytes16 = __m128i;
+    using Rows = __m256i;
+
+    static Bytes16 load_bytes(const uint8_t* p) {
+        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    }
+    static Bytes16 nibbles(Bytes16 b, int shift) {
+        return _mm_and_si128(_mm_srli_epi16(b, shift), _mm_set1_epi8(15));
+    }
+    static Bytes16 odd(Bytes16 b) { return _mm_or_si128(_mm_add_epi8(b, b), _mm_set1_epi8(1)); }
+
+    static Rows load_rows(const uint8_t* p) {
+        return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    }
+    static void store_rows(uint16_t* p, Rows a) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), a); }
+    static Rows widen(Bytes16 b) { return _mm256_cvtepu8_epi16(b); }
+    static Bytes16 narrow(Rows a) {
+        return _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    }
+    static Rows shr_rows(Rows a, int n) { return _mm256_srli_epi16(a, n); }
+    static Rows and_rows(Rows a, int mask) {
+        return _mm256_and_si256(a, _mm256_set1_epi16(static_cast<int16_t>(mask)));
+    }
+    static Rows either_rows(Rows a, Rows b) { return _mm256_or_si256(a, b); }
+    static Rows join_rows(Rows low, Rows high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 8)); }
+};
+
+template <class I>
+struct Avx2Operations : RowOperations<I> {
     static constexpr int lanes = 8;
 
     using Word = __m256i;
     using Int = __m256i;
     using Float = __m256;
     using Bytes16 = __m128i;
-    using Rows = __m256i;  // one uint16 for each row of a tile
-    using Dot = __m256i;   // two int16 in each lane
+    using Dot = __m256i;  // two int16 in each lane
     struct Signed {
         __m256i value, magnitude;
     };
@@ -33,27 +63,6 @@ struct Avx2 {
     }
 
     static Word load(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
-    static Bytes16 load_bytes(const uint8_t* p) {
-        return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-    }
-    static Bytes16 nibbles(Bytes16 b, int shift) {
-        return _mm_and_si128(_mm_srli_epi16(b, shift), _mm_set1_epi8(15));
-    }
-    static Bytes16 odd(Bytes16 b) { return _mm_or_si128(_mm_add_epi8(b, b), _mm_set1_epi8(1)); }
-
-    static Rows load_rows(const uint8_t* p) { return load(p); }
-    static void store_rows(uint16_t* p, Rows a) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), a); }
-    static Rows widen(Bytes16 b) { return _mm256_cvtepu8_epi16(b); }
-    static Bytes16 narrow(Rows a) {
-        return _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    }
-    static Rows shr_rows(Rows a, int n) { return _mm256_srli_epi16(a, n); }
-    static Rows and_rows(Rows a, int mask) {
-        return _mm256_and_si256(a, _mm256_set1_epi16(static_cast<int16_t>(mask)));
-    }
-    static Rows either_rows(Rows a, Rows b) { return _mm256_or_si256(a, b); }
-    static Rows join_rows(Rows low, Rows high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 8)); }
-
     template <int n>
     static Word shr(Word a) {
         return _mm256_srli_epi32(a, n);
@@ -189,18 +198,18 @@ struct Avx2 {
 
     static Float load_f32(const uint8_t* p) { return _mm256_loadu_ps(reinterpret_cast<const float*>(p)); }
     static Float load_bf16(const uint8_t* p) {
-        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(load_bytes(p)), 16));
+        return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(I::load_bytes(p)), 16));
     }
     static void load_f8(const uint8_t* p, Float* rows) {
         // As float16 it is 2^8 too small; the converter takes subnormals at full speed.
         const __m256i largest = _mm256_set1_epi16(0x3F80);
-        __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(load_bytes(p)), 7);
+        __m256i half = _mm256_slli_epi16(_mm256_cvtepi8_epi16(I::load_bytes(p)), 7);
         half = _mm256_and_si256(half, _mm256_set1_epi16(static_cast<int16_t>(0xBF80)));
         half = _mm256_or_si256(half, _mm256_cmpeq_epi16(_mm256_and_si256(half, largest), largest));  // NaN
         rows[0] = mul(_mm256_cvtph_ps(_mm256_castsi256_si128(half)), broadcast(256.0f));
         rows[1] = mul(_mm256_cvtph_ps(_mm256_extracti128_si256(half, 1)), broadcast(256.0f));
     }
-    static Float load_f16(const uint8_t* p) { return _mm256_cvtph_ps(load_bytes(p)); }
+    static Float load_f16(const uint8_t* p) { return _mm256_cvtph_ps(I::load_bytes(p)); }
     static Int load_byte_lanes(const uint8_t* p) {
         return _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
     }
@@ -217,6 +226,10 @@ struct Avx2 {
         bits = _mm256_andnot_si256(_mm256_cmpeq_epi32(e, spread(127)), bits);
         return mul(_mm256_castsi256_ps(bits), broadcast(0x1p119f));
     }
+};
+
+struct Avx2 : Avx2Operations<Avx2> {
+    static constexpr const char* name = "avx2";
 };
 
 }  // namespace strata

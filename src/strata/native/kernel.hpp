@@ -193,9 +193,14 @@ constexpr std::array<MultiplyTile, 4> kernels_of_format() {
             &TileKernel<F, I, 8>::multiply};
 }
 
-template <class I, class... F>
+// The loops over activations may be those of another set.
+template <class I, class Elementwise = I, class... F>
 constexpr Kernels make_kernels(std::tuple<F...>*) {
-    return {I::name, &quantize_block<I>, &swiglu<I>, {kernels_of_format<F, I>()...}, &multiply_batch<I>};
+    return {I::name,
+            &quantize_block<Elementwise>,
+            &swiglu<Elementwise>,
+            {kernels_of_format<F, I>()...},
+            &multiply_batch<I>};
 }
 
 }  // namespace strata

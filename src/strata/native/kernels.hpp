@@ -29,6 +29,8 @@ struct Kernels {
 const Kernels& portable_kernels();
 #if defined(STRATA_X86)
 const Kernels& avx2_kernels();
+const Kernels& avxvnni_kernels();  // these two only if the compiler knows them: STRATA_AVXVNNI, STRATA_AVX512
+const Kernels& avx512_kernels();
 #endif
 
 // The tables this processor can run, best first; the last one is portable.

@@ -14,8 +14,18 @@ Runtime& runtime() {
 const Isas& available_isas() {
     static const Isas isas = [] {
         Isas found{};
-#if defined(STRATA_X86)
         // GCC and Clang also ask the operating system whether it saves the registers.
+#if defined(STRATA_AVX512)
+        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
+            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg"))
+            found.tables[found.count++] = &avx512_kernels();
+#endif
+#if defined(STRATA_AVXVNNI)
+        if (__builtin_cpu_supports("avxvnni") && __builtin_cpu_supports("f16c"))
+            found.tables[found.count++] = &avxvnni_kernels();
+#endif
+#if defined(STRATA_X86)
         if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"))
             found.tables[found.count++] = &avx2_kernels();
 #endif

@@ -1,0 +1,22 @@
+"""Which instruction sets are offered."""
+
+from pathlib import Path
+
+import pytest
+
+from strata.native import _core
+
+CPUINFO = Path("/proc/cpuinfo")
+# Best first, with what the processor must have.
+NEEDS = {
+    "avx512": {"avx512bw", "avx512vl", "avx512_vnni", "avx512vbmi", "avx512_bitalg"},
+    "avx_vnni": {"avx_vnni", "avx2", "f16c"},
+    "avx2": {"avx2", "f16c"},
+}
+
+
+@pytest.mark.skipif(not CPUINFO.exists(), reason="only Linux tells the flags of the processor")
+def test_all_sets_of_the_processor_are_offered_and_no_others():
+    lines = (line.split() for line in CPUINFO.read_text().splitlines())
+    flags = next((set(words) for words in lines if words[:1] == ["flags"]), set())
+    assert _core.isas() == [*(name for name, needs in NEEDS.items() if needs <= flags), "portable"]
