@@ -33,7 +33,7 @@ Activations::Activations(int rows, int k) : rows_(rows), k_(k), is_batch_(rows >
 
 // The word of `codes` that holds codes 4 * word... of row m of a panel.
 size_t Activations::place(const Panel& p, int m, int word) const {
-    if (is_batch_) return (word / kBatchWords * kBatchRows + m) * kBatchWords + word % kBatchWords;
+    if (is_batch_) return batch_place(4 * word) + m * kBatchWords;
     return static_cast<size_t>(word) * p.rows + m;
 }
 

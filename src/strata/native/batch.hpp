@@ -227,10 +227,7 @@ struct BatchKernel {
             Int sum[halves][M], minimum[halves][M];
             for (int h = 0; h < halves; ++h)
                 for (int m = 0; m < M; ++m) sum[h][m] = minimum[h][m] = I::zero();
-            for (size_t b = at; b < at + f.span; b += block) {
-                constexpr size_t line = 4 * kBatchWords;
-                add_products(w, b, codes + b / line * kBatchRows * kBatchWords + b % line / 4, sum);
-            }
+            for (size_t b = at; b < at + f.span; b += block) add_products(w, b, codes + batch_place(b), sum);
             if constexpr (f.sums != Sums::none) {
                 for (size_t b = at; b < at + f.span; b += unit)
                     add_sums(w, b, sums + b / kStep * kBatchRows, f.sums == Sums::offset ? sum : minimum);

@@ -31,6 +31,7 @@ const Kernels& portable_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avxvnni_kernels();  // these two only if the compiler knows them: STRATA_AVXVNNI, STRATA_AVX512
 const Kernels& avx512_kernels();
+const Kernels& amx_kernels();  // STRATA_AMX
 #endif
 
 // The tables this processor can run, best first; the last one is portable.

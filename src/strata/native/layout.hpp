@@ -93,6 +93,11 @@ inline constexpr int kFewRows = 8;
 inline constexpr int kBatchRows = 16;   // in a panel of a batch
 inline constexpr int kBatchWords = 16;  // neighbouring words of one row of a batch: a cache line
 
+// Where weight `at` of a row stands in the codes of a batch's panel, in words.
+constexpr size_t batch_place(size_t at) {
+    return at / (4 * kBatchWords) * kBatchRows * kBatchWords + at / 4 % kBatchWords;
+}
+
 // Activation rows, quantised: what a kernel reads beside a tile. M = rows, which are 8, 4, 2 or 1; in a batch
 // they are up to 16, M = 16, and codes are [ceil(K / 64)][M][16].
 struct Panel {

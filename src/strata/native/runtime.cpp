@@ -4,6 +4,11 @@
 #include <bit>
 #include <cstring>
 
+#if defined(STRATA_AMX)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace strata {
 
 Runtime& runtime() {
@@ -11,15 +16,36 @@ Runtime& runtime() {
     return r;
 }
 
+namespace {
+
+#if defined(STRATA_AVX512)
+bool has_avx512() {
+    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+           __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
+           __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg");
+}
+#endif
+
+#if defined(STRATA_AMX)
+// Linux saves the tile registers of a process from when it has asked; threads made later inherit that.
+bool may_use_tiles() {
+    constexpr long request_permission = 0x1023, tile_data = 18;  // arch_prctl(2)
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+#endif
+
+}  // namespace
+
 const Isas& available_isas() {
     static const Isas isas = [] {
         Isas found{};
         // GCC and Clang also ask the operating system whether it saves the registers.
+#if defined(STRATA_AMX)
+        if (has_avx512() && __builtin_cpu_supports("amx-int8") && may_use_tiles())
+            found.tables[found.count++] = &amx_kernels();
+#endif
 #if defined(STRATA_AVX512)
-        if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-            __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512vnni") &&
-            __builtin_cpu_supports("avx512vbmi") && __builtin_cpu_supports("avx512bitalg"))
-            found.tables[found.count++] = &avx512_kernels();
+        if (has_avx512()) found.tables[found.count++] = &avx512_kernels();
 #endif
 #if defined(STRATA_AVXVNNI)
         if (__builtin_cpu_supports("avxvnni") && __builtin_cpu_supports("f16c"))
