@@ -21,12 +21,12 @@ struct alignas(64) TileConfig {
     uint8_t rows[16] = {};
 };
 
-// Tile registers: 0 to 3 are sums, 4 and 5 activations [16][depth], 6 and 7 weights [depth / 4][16][4].
+// Tile registers: 0 and 1 are sums, 2 activations [16][depth], 3 and 4 weights [depth / 4][16][4].
 consteval TileConfig tile_config(int depth) {
     TileConfig c;
-    for (int i = 0; i < 8; ++i) {
-        c.row_bytes[i] = static_cast<uint16_t>(i == 4 || i == 5 ? depth : 64);
-        c.rows[i] = static_cast<uint8_t>(i < 6 ? kBatchRows : depth / 4);
+    for (int i = 0; i < 5; ++i) {
+        c.row_bytes[i] = static_cast<uint16_t>(i == 2 ? depth : 64);
+        c.rows[i] = static_cast<uint8_t>(i < 3 ? kBatchRows : depth / 4);
     }
     return c;
 }
@@ -36,8 +36,9 @@ struct AmxPiece {
     alignas(64) uint32_t high[kPiece / 4][kTileRows], low[kPiece / 4][kTileRows];
 };
 
-struct alignas(64) Sums16 {
-    int32_t v[kBatchRows][kTileRows];
+// Of a span: [activation row][weight row].
+struct alignas(64) SpanSums {
+    int32_t high[kBatchRows][kTileRows], low[kBatchRows][kTileRows];
 };
 
 template <class F>
@@ -47,6 +48,7 @@ struct AmxKernel {
     using Int = I::Int;
     using Float = I::Float;
 
+    static constexpr int M = 8;  // activation rows whose totals are kept in registers
     static constexpr BatchShape f = Decode::shape;
     static constexpr int offset = f.sums == Sums::offset ? Decode::offset : 0;
     static constexpr int depth = f.span < 64 ? f.span : 64;
@@ -68,12 +70,16 @@ struct AmxKernel {
 
     // The products of 64 codes with the sub-scales of their rows.
     static STRATA_INLINE void split_word(I::Word codes, Int factor, uint32_t* high, uint32_t* low) {
-        const auto bytes = _mm512_set1_epi16(255), offsets = _mm512_set1_epi16(offset);
-        factor = _mm512_mask_blend_epi16(0xAAAAAAAA, factor, _mm512_slli_epi32(factor, 16));
-        auto even = _mm512_sub_epi16(_mm512_and_si512(codes, bytes), offsets);
-        auto odd = _mm512_sub_epi16(_mm512_srli_epi16(codes, 8), offsets);
-        even = _mm512_mullo_epi16(even, factor);
-        odd = _mm512_mullo_epi16(odd, factor);
+        // vpmaddubsw adds two products up, of which one is zero.
+        factor = _mm512_and_si512(factor, _mm512_set1_epi32(255));
+        factor = _mm512_or_si512(factor, _mm512_slli_epi32(factor, 16));
+        auto even = _mm512_maddubs_epi16(codes, factor);
+        auto odd = _mm512_maddubs_epi16(codes, _mm512_slli_epi32(factor, 8));
+        if constexpr (offset != 0) {
+            auto less = _mm512_maddubs_epi16(_mm512_set1_epi16(offset), factor);
+            even = _mm512_sub_epi16(even, less);
+            odd = _mm512_sub_epi16(odd, less);
+        }
         constexpr uint64_t odd_bytes = 0xAAAAAAAAAAAAAAAA;
         auto lows = _mm512_mask_blend_epi8(odd_bytes, even, _mm512_slli_epi16(odd, 8));
         if constexpr (has_low) {
@@ -84,78 +90,75 @@ struct AmxKernel {
         }
     }
 
-    // Sums of a span of one or two panels: of the high bytes, and of the low ones, [activation row][weight
-    // row].
-    template <int panels>
-    static STRATA_INLINE void sum_span(const AmxPiece& w, size_t at, const Panel* p, size_t first,
-                                       Sums16 (*sums)[2]) {
+    // The sums of a span: of the high bytes, and of the low ones.
+    static STRATA_INLINE void sum_span(const AmxPiece& w, size_t at, const uint32_t* codes, SpanSums& sums) {
         _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
+        if constexpr (has_low) _tile_zero(1);
         for (size_t d = at; d < at + f.span; d += depth) {
-            size_t place = batch_place(first + d);
-            _tile_loadd(4, p[0].codes + place, 4 * kBatchWords);
-            _tile_loadd(6, w.high[d / 4], 4 * kTileRows);
-            _tile_dpbssd(0, 4, 6);
+            _tile_loadd(2, codes + batch_place(d), 4 * kBatchWords);
+            _tile_loadd(3, w.high[d / 4], 4 * kTileRows);
+            _tile_dpbssd(0, 2, 3);
             if constexpr (has_low) {
-                _tile_loadd(7, w.low[d / 4], 4 * kTileRows);
-                _tile_dpbsud(1, 4, 7);
-            }
-            if constexpr (panels == 2) {
-                _tile_loadd(5, p[1].codes + place, 4 * kBatchWords);
-                _tile_dpbssd(2, 5, 6);
-                if constexpr (has_low) _tile_dpbsud(3, 5, 7);
+                _tile_loadd(4, w.low[d / 4], 4 * kTileRows);
+                _tile_dpbsud(1, 2, 4);
             }
         }
-        _tile_stored(0, sums[0][0].v, 4 * kTileRows);
-        if constexpr (has_low) _tile_stored(1, sums[0][1].v, 4 * kTileRows);
-        if constexpr (panels == 2) {
-            _tile_stored(2, sums[1][0].v, 4 * kTileRows);
-            if constexpr (has_low) _tile_stored(3, sums[1][1].v, 4 * kTileRows);
-        }
+        _tile_stored(0, sums.high, 4 * kTileRows);
+        if constexpr (has_low) _tile_stored(1, sums.low, 4 * kTileRows);
     }
 
-    // totals[m * 16 + row] += the products of a span, which begins with weight first + at of its row.
-    static STRATA_INLINE void add_span(const DecodedTile& w, size_t at, size_t first, const Panel& p,
-                                       const Sums16* sums, float* totals) {
-        const float* scales = p.scales + (first + at) / kActivationBlock * kBatchRows;
-        auto scale = load_as<Float>(w.scales[at / f.scale_block]);
-        for (int m = 0; m < p.rows; ++m) {
-            Int sum = load_as<Int>(sums[0].v[m]);
-            if constexpr (has_low) sum = I::add(load_as<Int>(sums[1].v[m]), _mm512_slli_epi32(sum, 8));
-            float* to = totals + m * kTileRows;
-            Float a = I::broadcast(scales[m]);
-            Float total = I::add(load_as<Float>(to), I::mul(I::mul(I::to_float(sum), scale), a));
-            if constexpr (has_minima) {
-                const uint32_t* activations = p.sums + (first + at) / kStep * kBatchRows + m;
-                total = add_minima(w, at, activations, a, total);
-            }
-            I::store(to, total);
-        }
-    }
-
-    // The n decoded weights, whose first is weight `first` of its row, times one or two panels.
-    template <int panels>
-    static void multiply(const DecodedTile& w, const AmxPiece& piece, size_t first, size_t n, const Panel* p,
+    // totals[m * 16 + row] += the products of the n decoded weights, whose first is weight `first` of its
+    // row.
+    static void multiply(const DecodedTile& w, const AmxPiece& piece, size_t first, size_t n, const Panel& p,
                          float* totals) {
-        Sums16 sums[2][2];
-        for (size_t at = 0; at < n; at += f.span) {
-            sum_span<panels>(piece, at, p, first, sums);
-            for (int i = 0; i < panels; ++i)
-                add_span(w, at, first, p[i], sums[i], totals + i * kBatchRows * kTileRows);
-        }
+        SpanSums sums[kPiece / f.span];
+        const uint32_t* codes = p.codes + first / 4 * kBatchRows;
+        for (size_t at = 0; at < n; at += f.span) sum_span(piece, at, codes, sums[at / f.span]);
+        for (int row = 0; row < p.rows; row += M)
+            add_spans(w, first, n, p, row, sums, totals + row * kTileRows);
     }
 
-    static STRATA_INLINE Float add_minima(const DecodedTile& w, size_t at, const uint32_t* sums, Float a,
-                                          Float total) {
-        Int sum = I::zero();
+    // totals += the spans of M activation rows. A panel has 16 of them, used or not.
+    static STRATA_INLINE void add_spans(const DecodedTile& w, size_t first, size_t n, const Panel& p, int row,
+                                        const SpanSums* sums, float* totals) {
+        Float total[M];
         STRATA_UNROLL
-        for (int i = 0; i < f.span / kStep; ++i)
-            sum = I::add_pairs(sum, load_as<Int>(w.pairs[at / kStep + i]), sums[i * kBatchRows]);
+        for (int m = 0; m < M; ++m) total[m] = load_as<Float>(totals + m * kTileRows);
+        for (size_t at = 0; at < n; at += f.span) {
+            const auto *high = sums[at / f.span].high + row, *low = high + kBatchRows;
+            const float* scales = p.scales + (first + at) / kActivationBlock * kBatchRows + row;
+            auto scale = load_as<Float>(w.scales[at / f.scale_block]);
+            STRATA_UNROLL
+            for (int m = 0; m < M; ++m) {
+                Int sum = load_as<Int>(high[m]);
+                if constexpr (has_low) sum = I::add(load_as<Int>(low[m]), _mm512_slli_epi32(sum, 8));
+                Float a = I::broadcast(scales[m]);
+                total[m] = I::add(total[m], I::mul(I::mul(I::to_float(sum), scale), a));
+            }
+            if constexpr (has_minima)
+                add_minima(w, at, p.sums + (first + at) / kStep * kBatchRows + row, scales, total);
+        }
+        STRATA_UNROLL
+        for (int m = 0; m < M; ++m) I::store(totals + m * kTileRows, total[m]);
+    }
+
+    static STRATA_INLINE void add_minima(const DecodedTile& w, size_t at, const uint32_t* sums,
+                                         const float* scales, Float* total) {
         auto least = load_as<Float>(w.minima[at / f.scale_block]);
-        Float term = I::mul(I::mul(I::to_float(sum), least), a);
-        return f.sums == Sums::minimum_added ? I::add(total, term) : I::sub(total, term);
+        Int sum[M];
+        STRATA_UNROLL
+        for (int m = 0; m < M; ++m) sum[m] = I::zero();
+        STRATA_UNROLL
+        for (int i = 0; i < f.span / kStep; ++i) {
+            auto pairs = load_as<Int>(w.pairs[at / kStep + i]);
+            STRATA_UNROLL
+            for (int m = 0; m < M; ++m) sum[m] = I::add_pairs(sum[m], pairs, sums[i * kBatchRows + m]);
+        }
+        STRATA_UNROLL
+        for (int m = 0; m < M; ++m) {
+            Float term = I::mul(I::mul(I::to_float(sum[m]), least), I::broadcast(scales[m]));
+            total[m] = f.sums == Sums::minimum_added ? I::add(total[m], term) : I::sub(total[m], term);
+        }
     }
 
     static void multiply_tile(const Tile& tile, const Panel* panels, int num_panels, int k, float* totals) {
@@ -170,11 +173,8 @@ struct AmxKernel {
             decoder.next(first, n, decoded);
             split(decoded, n, piece);
             asm volatile("" ::: "memory");  // GCC 12 does not know that tiles read memory
-            int i = 0;
-            for (; i + 2 <= num_panels; i += 2)
-                multiply<2>(decoded, piece, first, n, panels + i, totals + i * kBatchRows * kTileRows);
-            if (i < num_panels)
-                multiply<1>(decoded, piece, first, n, panels + i, totals + i * kBatchRows * kTileRows);
+            for (int i = 0; i < num_panels; ++i)
+                multiply(decoded, piece, first, n, panels[i], totals + i * kBatchRows * kTileRows);
         }
         _tile_release();
     }

@@ -100,9 +100,9 @@ struct Avx512 : RowOperations<Avx512> {
     }
     // By way of float16, which has the same layout with another bias: a float32 would be subnormal, and slow.
     static Float load_ue4m3(const uint8_t* p) {
-        Rows e = and_rows(widen(load_bytes(p)), 127);
+        Rows e = widen(load_bytes(p));
         Rows is_zero = _mm256_cmpeq_epi16(e, _mm256_set1_epi16(127));
-        Rows bits = _mm256_andnot_si256(is_zero, _mm256_slli_epi16(e, 7));
+        Rows bits = _mm256_andnot_si256(is_zero, _mm256_slli_epi16(and_rows(e, 127), 7));
         return mul(_mm512_cvtph_ps(bits), broadcast(0x1p7f));
     }
 };
