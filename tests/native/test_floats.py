@@ -44,6 +44,30 @@ def test_large_batches_and_threads(threads):
     assert_same_bits(Matrix.from_gguf("BF16", 150, 260, blocks).multiply(torch.from_numpy(x)).numpy(), want)
 
 
+@pytest.mark.parametrize("num_in", [1, 128, 300])
+def test_fp8_gives_the_bits_of_the_reference(num_in, isa):
+    num_out = 150  # two rows of scales
+    rng = np.random.default_rng(5)
+    weights = torch.from_numpy(rng.standard_normal((num_out, num_in), dtype=np.float32))
+    stored = weights.to(torch.float8_e4m3fn)
+    scales = rng.random((2, -(-num_in // 128)), dtype=np.float32)
+    reference = FloatMatrix(stored.float().numpy(), scales.repeat(128, axis=0)[:num_out])
+    x = random_rows(23, num_in)
+    want = float_matmul(reference, x)
+    assert np.ptp(want) > 0
+    matrix = Matrix.from_fp8(num_out, num_in, stored.view(torch.uint8).numpy(), scales)
+    for rows in (1, 3, 4, 23):
+        assert_same_bits(matrix.multiply(torch.from_numpy(x[:rows])).numpy(), want[:rows])
+
+
+def test_all_fp8_numbers_are_widened_exactly(isa):
+    numbers = np.arange(256, dtype=np.uint8)
+    want = torch.from_numpy(numbers).view(torch.float8_e4m3fn).float().numpy() + np.float32(0)
+    assert np.isnan(want).sum() == 2
+    matrix = Matrix.from_fp8(256, 1, numbers, np.ones((2, 1), np.float32))
+    assert_same_bits(matrix.multiply(torch.ones(1, 1))[0].numpy(), want)
+
+
 @pytest.mark.parametrize("name", ["F16", "BF16"])
 def test_all_numbers_are_widened_exactly(name, isa):
     numbers = np.arange(1 << 16, dtype=np.uint16).view(np.uint8)

@@ -1,4 +1,4 @@
-"""Quantised matrices in planes, and products with them."""
+"""Matrices in planes, and products with them."""
 
 from dataclasses import dataclass
 from functools import cache
@@ -11,6 +11,7 @@ from strata.hardware.cpu import usable_cpus
 from strata.native import _core
 
 _GRID_NAMES = frozenset(f.name for f in GRID)
+_TILE_ROWS = 16
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
 
 
@@ -57,10 +58,10 @@ def as_rows(x: torch.Tensor) -> np.ndarray:
 
 
 class Activations:
-    """Rows quantised to int8, to be multiplied with any number of matrices.
+    """Rows to be multiplied with any number of matrices, quantised once, when a quantised one asks.
 
     Args:
-        x: float32 `[..., num_in]`, `num_in` a multiple of 32.
+        x: float32 `[..., num_in]`; must not change meanwhile.
     """
 
     def __init__(self, x: torch.Tensor):
@@ -84,12 +85,27 @@ def pack(format: str, num_out: int, num_in: int, blocks: np.ndarray, planes: np.
     _core.pack(format, num_out, num_in, blocks.reshape(-1), planes)
 
 
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A matrix `[num_out, num_in]` in the planes of a quant format.
+def pack_scales(num_out: int, num_in: int, scales: np.ndarray, planes: np.ndarray) -> None:
+    """Write the scales of an F8_E4M3 matrix into its `planes`, where `pack` puts the weights.
 
     Args:
-        format: ggml's name of the format.
+        scales: float32 `[ceil(num_out / 128), ceil(num_in / 128)]`, one for a block of 128 x 128 weights.
+    """
+    blocks = -(-num_in // 128)
+    tiles = planes.reshape(-(-num_out // _TILE_ROWS), -1)
+    rows = np.zeros((len(tiles) * _TILE_ROWS, blocks), dtype=np.float32)
+    rows[:num_out] = scales.repeat(128, axis=0)[:num_out]
+    begin = num_in * _TILE_ROWS
+    plane = tiles[:, begin : begin + blocks * _TILE_ROWS * 4].view(np.float32)
+    plane[:] = rows.reshape(len(tiles), _TILE_ROWS, blocks).transpose(0, 2, 1).reshape(len(tiles), -1)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A matrix `[num_out, num_in]` in the planes of its format.
+
+    Args:
+        format: ggml's name of the format, or F8_E4M3.
         planes: uint8 `[plane bytes]` as docs/NUMERICS.md lays them out; kept, not copied.
     """
 
@@ -111,6 +127,14 @@ class Matrix:
         planes = empty_planes(plane_bytes(format, num_out, num_in))
         pack(format, num_out, num_in, blocks, planes)
         return cls.from_planes(format, num_out, num_in, planes)
+
+    @classmethod
+    def from_fp8(cls, num_out: int, num_in: int, weights: np.ndarray, scales: np.ndarray) -> "Matrix":
+        """Pack F8_E4M3 weights, uint8 `[num_out, num_in]`, and their scales (see `pack_scales`)."""
+        planes = empty_planes(plane_bytes("F8_E4M3", num_out, num_in))
+        pack("F8_E4M3", num_out, num_in, weights, planes)
+        pack_scales(num_out, num_in, scales, planes)
+        return cls.from_planes("F8_E4M3", num_out, num_in, planes)
 
     def multiply(self, x: Activations | torch.Tensor) -> torch.Tensor:
         """`x @ W.T` by the numeric contract: float32 `[..., num_in]` -> float32 `[..., num_out]`."""
