@@ -2,17 +2,18 @@
 
 import os
 import re
-import subprocess
 import sys
 import threading
 import time
 from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from strata.hardware.cpu import parse_cpu_list, usable_cpus
 from strata.native import _core, num_threads, set_num_threads
+from strata.native.matrix import empty_planes
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
 
@@ -126,69 +127,54 @@ def test_a_caller_that_waits_for_a_slow_worker_sleeps():
     assert slow.is_set() and time.process_time() - before < 0.1
 
 
-def run_alone(script: str) -> str:
-    """What a script writes to standard error, in a process of its own that has `_core` but not torch."""
-    load = (
-        "from importlib.util import module_from_spec, spec_from_file_location\n"
-        f"spec = spec_from_file_location('_core', {_core.__file__!r})\n"
-        "_core = module_from_spec(spec)\n"
-        "spec.loader.exec_module(_core)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", load + script], capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+@pytest.fixture
+def one_cpu():
+    """This thread, and those it starts, on a single CPU."""
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(before)})
+    yield
+    os.sched_setaffinity(0, before)
 
 
-ON_ONE_CPU = """
-import os, time
-import numpy as np
-os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-blocks = np.zeros(4096 * 288, np.uint8)
-planes = np.zeros(64 + _core.plane_bytes("Q4_0", 4096, 512), np.uint8)
-planes = planes[-planes.ctypes.data % 64 :][: len(planes) - 64]
-
-def seconds():
+def packing_seconds() -> float:
+    """CPU time of twenty loops of some 100 us."""
+    num_out, num_in = 4096, 512
+    blocks = np.zeros(num_out * num_in // 32 * 18, np.uint8)
+    planes = empty_planes(_core.plane_bytes("Q4_0", num_out, num_in))
+    planes[:] = 0  # the pages are there
     start = time.process_time()
     for _ in range(20):
-        _core.pack("Q4_0", 4096, 512, blocks, planes)  # 256 tiles in some 100 us
+        _core.pack("Q4_0", num_out, num_in, blocks, planes)
     return time.process_time() - start
 
-times = {1: [], 2: [], 4: []}
-for _ in range(9):
-    for count in times:
-        _core.set_num_threads(count)
-        times[count].append(seconds())
-best = {count: min(values) for count, values in times.items()}
-assert max(best.values()) < 1.5 * best[1], best
-"""
-
 
 @linux
-def test_threads_that_share_a_cpu_do_not_spin_for_each_other():
+def test_threads_that_share_a_cpu_do_not_spin_for_each_other(one_cpu):
     # Measured in CPU time, which other programs do not change: waiting must cost next to none.
-    run_alone(ON_ONE_CPU)
-
-
-STALL = """
-import threading, time
-_core.set_num_threads(2, [], stall_s=0.2)
-main, stuck = threading.get_ident(), threading.Event()
-
-def body(begin, end):
-    if threading.get_ident() == main:
-        stuck.wait(10)  # until the worker has a range too
-    elif not stuck.is_set():
-        stuck.set()
-        threading.Event().wait(0.6)
-
-_core.parallel_for(64, 1, body)
-time.sleep(0.4)  # the watchdog looks every 0.05 s
-"""
+    times: dict[int, list[float]] = {1: [], 2: [], 4: []}
+    for _ in range(9):
+        for count in times:
+            _core.set_num_threads(count)
+            times[count].append(packing_seconds())
+    best = {count: min(values) for count, values in times.items()}
+    assert max(best.values()) < 1.5 * best[1], best
 
 
 @linux
-def test_a_worker_that_stops_is_reported_with_its_place():
-    report, end = run_alone(STALL).splitlines()
+def test_a_worker_that_stops_is_reported_with_its_place(capfd):
+    _core.set_num_threads(2, [], stall_s=0.2)
+    main, stuck = threading.get_ident(), threading.Event()
+
+    def body(begin: int, end: int) -> None:
+        if threading.get_ident() == main:
+            stuck.wait(60)  # until the worker has a range too
+        elif not stuck.is_set():
+            stuck.set()
+            time.sleep(0.6)
+
+    _core.parallel_for(64, 1, body)
+    time.sleep(0.4)  # the watchdog looks every 0.05 s
+    report, end = capfd.readouterr().err.splitlines()
     assert re.fullmatch(
         r"strata: worker 1 \(thread \d+, CPU \d+, state S\) has been in items \d+ to \d+ of the loop at "
         r"bind_pool\.cpp:\d+ for 0\.2 s",
