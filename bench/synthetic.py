@@ -100,8 +100,8 @@ class Qwen3Moe:
 class Qwen4Exp:
     """Qwen3.8-Flash-Next, which has 48 layers, without its n-gram memory.
 
-    Formats are those of a published low-bit file (Unsloth's UD-IQ1_S), with experts in IQ3_XXS. Rows of 640 are
-    no multiple of its 256, so that `ffn_down_exps` is IQ4_NL, as there.
+    Formats are those of a published low-bit file (Unsloth's UD-IQ1_S), with experts in IQ3_XXS. Rows of 640
+    are no multiple of its 256, so that `ffn_down_exps` is IQ4_NL, as there.
     """
 
     architecture: ClassVar[str] = "qwen4exp"
@@ -218,7 +218,7 @@ Shape = Qwen3Moe | Qwen4Exp
 
 
 def random_blocks(format: str, rows: int, width: int, rng: np.random.Generator) -> np.ndarray:
-    """Weights of mean 0 and deviation 1 / sqrt(width), uint8 `[rows, row bytes]`, where scales are float16."""
+    """Weights of mean 0 and deviation 1 / sqrt(width) with float16 scales, uint8 `[rows, row bytes]`."""
     fmt = FORMATS[format]
     num_bytes = rows * width // fmt.block_size * fmt.block_bytes
     words = rng.integers(0, 1 << 64, -(-num_bytes // 8), np.uint64)  # the fast way to random bytes
