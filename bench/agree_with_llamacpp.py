@@ -2,12 +2,12 @@
 
     python bench/agree_with_llamacpp.py MODEL.gguf [--text FILE] [--prompts FILE.json] [--json OUT.json]
 
-Needs `pip install llama-cpp-python==0.3.36`. For each prompt llama.cpp decodes greedily; Strata reads the
-same tokens, and wherever its own choice differs the position, both tokens and both margins are listed.
-llama.cpp rounds activations to 8 bits before it multiplies them with quantised weights, so its choice is
-a near-tie exactly where that rounding decides it: each difference is put to llama.cpp again with the same
-weights written as F32, and is explained when it then chooses as Strata does. Perplexity is over windows of
-`--window` tokens of the text, each from an empty context, first half of a window not scored.
+For each prompt llama.cpp decodes greedily; Strata's float32 reference reads the same tokens, and wherever
+its own choice differs the position, both tokens and both margins are listed. llama.cpp rounds activations
+to 8 bits before it multiplies them with quantised weights, so its choice is a near-tie exactly where that
+rounding decides it: each difference is put to llama.cpp again with the same weights written as F32, and is
+explained when it then chooses as Strata does. Perplexity is that of Strata's kernels, which round too, over
+windows of `--window` tokens of the text, each from an empty context, first half of a window not scored.
 """
 
 import argparse
@@ -20,10 +20,12 @@ import gguf
 import llama_cpp
 import numpy as np
 import torch
+from llamacpp import LlamaCpp
+from ours import Strata
+from perplexity import perplexity
 
 from strata.formats.checkpoint import Checkpoint
-from strata.models import DecodedWeights, load_model, open_checkpoint
-from strata.models.base import PREFILL_CHUNK, Model
+from strata.models import open_checkpoint
 
 PROMPTS = [
     "Once upon a time there was a little fox who",
@@ -37,58 +39,25 @@ PROMPTS = [
 ]
 
 
-class LlamaCpp:
-    """llama.cpp with the logits of every position."""
-
-    def __init__(self, path: str, num_ctx: int):
-        self.llm = llama_cpp.Llama(
-            model_path=path,
-            n_ctx=num_ctx,
-            n_batch=num_ctx,
-            n_ubatch=num_ctx,
-            logits_all=True,
-            verbose=False,
-            n_threads=torch.get_num_threads(),
-            n_threads_batch=torch.get_num_threads(),
-        )
-
-    def tokenize(self, text: str) -> list[int]:
-        return self.llm.tokenize(text.encode(), add_bos=False, special=True)
-
-    def logits(self, tokens: list[int]) -> np.ndarray:
-        """Float32 `[len(tokens), vocab]` from an empty context."""
-        self.llm.reset()
-        self.llm.eval(tokens)
-        return np.array(self.llm.scores[: len(tokens)], dtype=np.float32)
-
-    def greedy(self, prompt: list[int], count: int) -> list[int]:
-        self.llm.reset()
-        self.llm.eval(prompt)
-        out = []
-        for _ in range(count):
-            out.append(int(np.argmax(self.llm.scores[self.llm.n_tokens - 1])))
-            self.llm.eval(out[-1:])
-        return out
+def greedy(engine: LlamaCpp, prompt: list[int], count: int) -> list[int]:
+    engine.reset()
+    logits = engine.forward(prompt)
+    answer = [int(logits.argmax())]
+    while len(answer) < count:
+        answer.append(int(engine.forward(answer[-1:]).argmax()))
+    return answer
 
 
-def strata_logits(model: Model, tokens: list[int]) -> np.ndarray:
-    state = model.new_state()
-    parts = [
-        model.forward(tokens[start : start + PREFILL_CHUNK], state, all_logits=True)
-        for start in range(0, len(tokens), PREFILL_CHUNK)
-    ]
-    return torch.cat(parts).numpy()
+def prefill_logits(engine: LlamaCpp, prompt: list[int], answer: list[int]) -> np.ndarray:
+    """Logits that choose each token of `answer`, all read at once: float32 `[len(answer), vocab]`."""
+    engine.reset()
+    return engine.forward(prompt + answer, all_logits=True)[len(prompt) - 1 : -1]
 
 
-def decode_logits(model: Model, prompt: list[int], answer: list[int]) -> np.ndarray:
+def decode_logits(engine: Strata, prompt: list[int], answer: list[int]) -> np.ndarray:
     """Logits that choose each token of `answer`, by prefill and then one decode step a token."""
-    state = model.new_state()
-    for start in range(0, len(prompt), PREFILL_CHUNK):
-        logits = model.forward(prompt[start : start + PREFILL_CHUNK], state)
-    rows = [logits]
-    for token in answer[:-1]:
-        rows.append(model.forward([token], state))
-    return torch.cat(rows).numpy()
+    engine.reset()
+    return np.concatenate([engine.forward(prompt), *(engine.forward([token]) for token in answer[:-1])])
 
 
 def margin(row: np.ndarray) -> float:
@@ -113,16 +82,16 @@ def write_f32_copy(path: Path, checkpoint: Checkpoint, out: Path) -> None:
     writer.close()
 
 
-def compare_greedy(model: Model, theirs: LlamaCpp, floats: LlamaCpp, prompts: list[list[int]]) -> dict:
+def compare_greedy(ours: Strata, theirs: LlamaCpp, floats: LlamaCpp, prompts: list[list[int]]) -> dict:
     exceptions, compared, unexplained = [], 0, 0
     for number, prompt in enumerate(prompts):
-        answer = theirs.greedy(prompt, 64)
-        reference = theirs.logits(prompt + answer)[len(prompt) - 1 : -1]
-        ours = decode_logits(model, prompt, answer)
+        answer = greedy(theirs, prompt, 64)
+        reference = prefill_logits(theirs, prompt, answer)
+        own = decode_logits(ours, prompt, answer)
         compared += len(answer)
-        float_choices = floats.logits(prompt + answer)[len(prompt) - 1 : -1].argmax(-1)
+        float_choices = prefill_logits(floats, prompt, answer).argmax(-1)
         for step, token in enumerate(answer):
-            choice = int(ours[step].argmax())
+            choice = int(own[step].argmax())
             if choice == token:
                 continue
             unexplained += choice != int(float_choices[step])
@@ -134,28 +103,16 @@ def compare_greedy(model: Model, theirs: LlamaCpp, floats: LlamaCpp, prompts: li
                     "ours": choice,
                     "theirs_from_f32": int(float_choices[step]),
                     "their_margin": round(margin(reference[step]), 4),
-                    "our_margin": round(margin(ours[step]), 4),
+                    "our_margin": round(margin(own[step]), 4),
                 }
             )
     return {"compared": compared, "exceptions": exceptions, "unexplained": unexplained}
 
 
-def nll(logits: np.ndarray, tokens: list[int], first: int) -> np.ndarray:
-    """Negative log-likelihood of `tokens[first + 1:]`, float64."""
-    rows = logits[first:-1].astype(np.float64)
-    targets = np.array(tokens[first + 1 :])
-    top = rows.max(-1, keepdims=True)
-    return np.log(np.exp(rows - top).sum(-1)) + top[:, 0] - rows[np.arange(len(targets)), targets]
-
-
-def compare_perplexity(model: Model, theirs: LlamaCpp, tokens: list[int], window: int) -> dict:
-    ours_all, theirs_all = [], []
-    for start in range(0, len(tokens) - window + 1, window):
-        part = tokens[start : start + window]
-        ours_all.append(nll(strata_logits(model, part), part, window // 2))
-        theirs_all.append(nll(theirs.logits(part), part, window // 2))
-    ours, peer = (float(np.exp(np.concatenate(x).mean())) for x in (ours_all, theirs_all))
-    return {"scored": sum(map(len, ours_all)), "ours": ours, "theirs": peer, "ratio": ours / peer}
+def compare_perplexity(ours: Strata, theirs: LlamaCpp, tokens: list[int], size: int) -> dict:
+    windows = [tokens[start : start + size] for start in range(0, len(tokens) - size + 1, size)]
+    own, peer = (perplexity(engine, windows, first=size // 2) for engine in (ours, theirs))
+    return {"scored": len(windows) * (size - size // 2 - 1), "ours": own, "theirs": peer, "ratio": own / peer}
 
 
 def main() -> None:
@@ -170,26 +127,25 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    checkpoint = open_checkpoint(args.model)
-    model = load_model(DecodedWeights(checkpoint, cache_bytes=8 << 30))
-    theirs = LlamaCpp(str(args.model), max(args.window, 512))
+    threads, context = torch.get_num_threads(), max(args.window, 512)
+    theirs = LlamaCpp(args.model, context, threads)
     prompts = json.loads(args.prompts.read_text()) if args.prompts else PROMPTS
     prompts = [theirs.tokenize(p) if isinstance(p, str) else p for p in prompts]
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "f32.gguf"
-        write_f32_copy(args.model, checkpoint, copy)
-        floats = LlamaCpp(str(copy), max(args.window, 512))
-        greedy = compare_greedy(model, theirs, floats, prompts)
+        write_f32_copy(args.model, open_checkpoint(args.model), copy)
+        reference, floats = Strata(args.model, threads, reference=True), LlamaCpp(copy, context, threads)
+        choices = compare_greedy(reference, theirs, floats, prompts)
     result = {
         "model": args.model.name,
         "llama_cpp": llama_cpp.__version__,
         "torch": torch.__version__,
         "machine": platform.processor() or platform.machine(),
-        "greedy": greedy,
+        "greedy": choices,
     }
     if args.text:
         tokens = theirs.tokenize(args.text.read_text())[: args.max_tokens]
-        result["perplexity"] = compare_perplexity(model, theirs, tokens, args.window)
+        result["perplexity"] = compare_perplexity(Strata(args.model, threads), theirs, tokens, args.window)
     text = json.dumps(result, indent=1)
     if args.json:
         args.json.write_text(text + "\n")
