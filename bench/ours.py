@@ -12,13 +12,10 @@ from strata.native import set_num_threads
 
 
 class Strata:
-    """A model on the processor's kernels and one sequence, which `forward` appends to."""
+    """A model on the processor's kernels, or on torch's, and one sequence, which `forward` appends to."""
 
-    def __init__(self, path: Path, threads: int):
-        loaded = load(
-            open_checkpoint(path), threads, reference=False, cache_bytes=None, report=lambda *_: None
-        )
-        self.model = loaded.model
+    def __init__(self, path: Path, threads: int, reference: bool = False):
+        self.model = load(open_checkpoint(path), threads, reference, None, report=lambda *_: None).model
         self.reset()
 
     def set_threads(self, threads: int) -> None:
