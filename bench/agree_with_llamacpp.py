@@ -25,6 +25,7 @@ from ours import Strata
 from perplexity import perplexity
 
 from strata.formats.checkpoint import Checkpoint
+from strata.hardware.cpu import usable_cpus
 from strata.models import open_checkpoint
 
 PROMPTS = [
@@ -127,7 +128,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
 
-    threads, context = torch.get_num_threads(), max(args.window, 512)
+    threads, context = len(usable_cpus()), max(args.window, 512)
     theirs = LlamaCpp(args.model, context, threads)
     prompts = json.loads(args.prompts.read_text()) if args.prompts else PROMPTS
     prompts = [theirs.tokenize(p) if isinstance(p, str) else p for p in prompts]

@@ -35,8 +35,8 @@ from synthetic import QWEN3MOE_FORMATS, Qwen3Moe, Qwen4Exp, Shape, write
 
 PROMPT, SHORT_PROMPT, STEPS, CONTEXT = 512, 64, 24, 1024
 ROUNDS = 5
-QUICK_QWEN3MOE = {"layers": 2, "vocab": 151936 * 2 // 48}
-QUICK_QWEN4EXP = {"layers": 4, "vocab": 248320 * 4 // 48, "expert_count": 128}
+QUICK_QWEN3MOE = {"layers": 1, "vocab": 151936 // 48}
+QUICK_QWEN4EXP = {"layers": 4, "vocab": 248320 // 12, "expert_count": 128}
 
 
 class Engine(Protocol):
@@ -75,8 +75,7 @@ def serve(connection: Connection, name: str, path: Path, repack: bool) -> None:
 
 
 def last_logits(engine: Engine, tokens: list[int]) -> np.ndarray:
-    """Logits after a prompt: the warm-up, and the proof that both engines compute the same."""
-    decode(engine, tokens)
+    """Logits after a prompt: a warm-up, and the proof that both engines compute the same."""
     engine.reset()
     return engine.forward(tokens[:PROMPT])[-1].copy()
 
@@ -162,9 +161,11 @@ def compare(case: Case, threads: list[int], rounds: int, repack: bool) -> tuple[
     try:
         for engine in (ours, theirs):
             engine.receive()  # loaded
+        logits = [engine.measure("last_logits", threads[0], tokens) for engine in (ours, theirs)]
         results = []
         for count in threads:
-            logits = [engine.measure("last_logits", count, tokens) for engine in (ours, theirs)]
+            for engine in (ours, theirs):
+                engine.measure("decode", count, tokens)  # starts its threads
             for what in ("decode", "prompt"):
                 pairs = [
                     [engine.measure(what, count, tokens) for engine in (ours, theirs)] for _ in range(rounds)

@@ -15,6 +15,7 @@ import torch
 from ours import Strata
 
 from strata.formats.tokenizer import load_tokenizer
+from strata.hardware.cpu import usable_cpus
 from strata.models import open_checkpoint
 
 
@@ -80,7 +81,7 @@ def main() -> None:
     args = parser.parse_args()
 
     windows = text_windows(args.model, args.text, args.max_tokens, args.window)
-    threads = torch.get_num_threads()
+    threads = len(usable_cpus())
     result = {"model": args.model.name, "scored": sum(len(window) - 1 for window in windows)}
     result["ours"] = perplexity(Strata(args.model, threads), windows)
     if args.llamacpp:

@@ -13,11 +13,11 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import torch
 from llamacpp import LlamaCpp, quantize
 from ours import Strata
 from perplexity import perplexity, text_windows
 
+from strata.hardware.cpu import usable_cpus
 from strata.options import EMBEDDED_MODEL
 
 FORMATS = [
@@ -72,7 +72,7 @@ def main() -> None:
     results = []
     print(f"{'format':8} {'ours':>9} {'llama.cpp':>9}   ratio")
     for format in args.formats.split(","):
-        line = measure(args.model, format, windows, torch.get_num_threads())
+        line = measure(args.model, format, windows, len(usable_cpus()))
         results.append(line)
         print(f"{format:8} {line['ours']:9.4f} {line['theirs']:9.4f}  {line['ratio']:.5f}", flush=True)
     if args.json:
