@@ -46,6 +46,18 @@ struct Decoder {
         }
     }
 
+    // Asks for the codes of a later step: what the processor itself fetches ahead comes too late to the
+    // nearest cache, and costs a tenth of the time.
+    STRATA_INLINE void prefetch(int step) const {
+        constexpr int distance = 2048 / (64 * f.low_bits);  // steps
+        STRATA_UNROLL
+        for (int i = 0; i < f.low_bits; ++i)
+            I::prefetch(tile.low + ((step + distance) * f.low_bits + i) * 64);
+        STRATA_UNROLL
+        for (int i = 0; i < f.high_bits; ++i)
+            I::prefetch(tile.high + ((step + distance) * f.high_bits + i) * 64);
+    }
+
     // The codes of groups 2p and 2p + 1 (four weights each) of a step.
     template <int p>
     STRATA_INLINE void load_pair(int step, int half, Code* codes) const {

@@ -53,6 +53,7 @@ struct Portable {
         std::memcpy(&r, p, sizeof r);
         return r;
     }
+    static void prefetch(const uint8_t*) {}
     static Bytes16 load_bytes(const uint8_t* p) {
         Bytes16 r;
         std::memcpy(&r, p, 16);
