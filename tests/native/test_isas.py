@@ -8,8 +8,10 @@ from strata.native import _core
 
 CPUINFO = Path("/proc/cpuinfo")
 # Best first, with what the processor must have.
+AVX512 = {"avx512bw", "avx512vl", "avx512_vnni", "avx512vbmi", "avx512_bitalg"}
 NEEDS = {
-    "avx512": {"avx512bw", "avx512vl", "avx512_vnni", "avx512vbmi", "avx512_bitalg"},
+    "amx": {*AVX512, "amx_int8"},
+    "avx512": AVX512,
     "avx_vnni": {"avx_vnni", "avx2", "f16c"},
     "avx2": {"avx2", "f16c"},
 }

@@ -135,7 +135,7 @@ struct TileKernel {
                 for (int m = 0; m < M; ++m) sum[h][m] = minimum[h][m] = I::zero();
             for (int step = first; step < first + steps; ++step) {
                 if (step + 1 < num_steps) d.prepare(step + 1);
-                d.prefetch(step);
+                prefetch_codes<F, I>(t, step);
                 STRATA_UNROLL
                 for (int h = 0; h < halves; ++h) {
                     const uint32_t* a = I::hide(p.codes + step * 8 * M);
