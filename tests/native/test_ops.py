@@ -5,7 +5,9 @@ import pytest
 import torch
 
 from strata.native import _core, ops
+from strata.ops import activation
 from strata.ops.activation import swiglu
+from strata.ops.hyper_connection import read_streams, write_streams
 from strata.ops.quantized_experts import swiglu as exact_swiglu
 from strata.ops.rms_norm import add_rms_norm, rms_norm
 from strata.ops.rotary import rotate
@@ -65,6 +67,34 @@ def test_swiglu_is_the_contract_in_bits(width: int, isa, threads):
     got = ops.swiglu(gate, up)
     np.testing.assert_array_equal(got.numpy(), exact_swiglu(gate.numpy(), up.numpy()))
     close(got, swiglu(gate, up))
+
+
+@pytest.mark.parametrize("name", ["silu", "sigmoid", "softplus"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_each_value_by_itself(name: str, width: int, isa, threads):
+    x = 20 * random(ROWS, 2 * width)[:, width:]
+    got = getattr(ops, name)(x)
+    close(got, getattr(activation, name)(x))
+    assert torch.equal(
+        torch.stack([getattr(ops, name)(value[None])[0] for value in x.flatten()]), got.flatten()
+    )
+
+
+def test_streams_are_read_and_written(isa, threads):
+    normalized, gate = random(ROWS, 4, 72), random(ROWS, 4 * 72)
+    read = ops.read_streams(normalized, gate)
+    close(read, read_streams(normalized, gate))
+    output, inject = random(ROWS, 72), 5 * random(ROWS, 4)
+    written = ops.write_streams(normalized, output, inject)
+    close(written, write_streams(normalized, output, inject))
+    for i in range(ROWS):
+        row = slice(i, i + 1)
+        assert torch.equal(ops.read_streams(normalized[row], gate[row])[0], read[i])
+        assert torch.equal(ops.write_streams(normalized[row], output[row], inject[row])[0], written[i])
+    shared = normalized[:, :1].expand(-1, 4, -1)  # as the first block gets them: one row for all streams
+    assert torch.equal(
+        ops.write_streams(shared, output, inject), ops.write_streams(shared.contiguous(), output, inject)
+    )
 
 
 @pytest.mark.parametrize(("num_experts", "num_used"), [(8, 2), (128, 8), (512, 10), (60, 60), (5, 1)])

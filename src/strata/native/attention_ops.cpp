@@ -19,8 +19,8 @@ using namespace nb::literals;
 void run_attention(const Attention& a, float* out) {
     int64_t keys = a.window ? std::min(a.window, a.num_keys()) : a.num_keys();
     int64_t products = a.num_queries() * a.num_heads() * keys * (a.q.size(0) + a.v.size(0));
-    // 16 products take as long as reading a byte
-    if (products < 16 * kWorthSharing) return compute_attention(op_kernels(), nullptr, a, out);
+    // below some 20 microseconds of one thread
+    if (products < 4 * kWorthSharing) return compute_attention(op_kernels(), nullptr, a, out);
     nb::gil_scoped_release release;
     std::lock_guard lock(runtime().mutex);
     compute_attention(op_kernels(), runtime().pool.get(), a, out);

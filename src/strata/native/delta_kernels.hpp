@@ -42,14 +42,6 @@ struct DeltaKernels : SmallKernels<I> {
         });
     }
 
-    // softplus(x) = log(1 + exp(x)), by the standard library, as the reference: exact to an ulp or so.
-    static void log_decay(const float* alpha, const float* dt, const float* a, int n, float* out) {
-        for (int i = 0; i < n; ++i) {
-            float x = alpha[i] + dt[i];
-            out[i] = a[i] * (x > 20.0f ? x : std::log1p(std::exp(x)));
-        }
-    }
-
     // Up to 16 columns of one head's state, for n tokens. Summed over the key dimension in ascending order:
     //   a = S^T k, b = S^T q;  d = beta (v - g a);  out = g b + (k . q) d;  S <- g S + k d^T
     // A token's update is applied while the next one reads, so that the state passes through once for each.

@@ -156,7 +156,10 @@ void prepare(const Workspace& w, int64_t n, int64_t channels, int64_t key_heads,
             float* row = w.qkv + t * channels;
             for (int64_t h = 0; h < 2 * key_heads; ++h)
                 kernels.l2_norm(row + h * dim, kL2Epsilon, h < key_heads ? scale : 1.0f, dim, row + h * dim);
-            kernels.log_decay(alpha.row(t), dt.data, a.data, heads, w.log_decay + t * heads);
+            float* decay = w.log_decay + t * heads;
+            for (int h = 0; h < heads; ++h) decay[h] = alpha.row(t)[h] + dt.data[h];
+            kernels.softplus(decay, heads, decay);
+            for (int h = 0; h < heads; ++h) decay[h] *= a.data[h];
             kernels.sigmoid(beta.row(t), heads, w.beta + t * heads);
         }
     });

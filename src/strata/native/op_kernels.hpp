@@ -14,9 +14,9 @@ constexpr OpKernels make_op_kernels() {
     using Attention = AttentionKernels<I>;
     return {
         Small::rms_norm,       Small::rotate,         Small::silu,
-        Small::sigmoid,        Small::sigmoid_gate,   Small::silu_gate,
-        Small::softmax,        Delta::convolution,    Delta::l2_norm,
-        Delta::log_decay,      Delta::delta_columns,  Attention::attend_span,
+        Small::sigmoid,        Small::softplus,       Small::sigmoid_gate,
+        Small::silu_gate,      Small::softmax,        Delta::convolution,
+        Delta::l2_norm,        Delta::delta_columns,  Attention::attend_span,
         Attention::merge_span, Attention::score_span, Attention::add_rectified,
         Attention::finish,
     };

@@ -95,6 +95,64 @@ nb::object swiglu(const Floats& gate, const Floats& up) {
     return result;
 }
 
+using Function = void (*OpKernels::*)(const float* x, int n, float* out);
+
+// A function of each value by itself.
+template <Function function>
+nb::object elementwise(const Floats& x) {
+    float* out;
+    nb::object result = empty_like(x, &out);
+    const OpKernels& kernels = op_kernels();
+    int width = static_cast<int>(x.size(0));
+    share(x.num_rows(), x.num_elements() * 32, [&](int begin, int end) {
+        for (int64_t i = begin; i < end; ++i) (kernels.*function)(x.row(i), width, out + i * width);
+    });
+    return result;
+}
+
+nb::object read_streams(const Floats& normalized, const Floats& gate) {
+    if (normalized.ndim != 3) bad_shape("normalized", "must be [n, streams, width]");
+    int64_t n = normalized.size(2), streams = normalized.size(1), width = normalized.size(0);
+    gate.expect("gate", {n, streams * width});
+    float* out;
+    nb::object result = empty<float>({n, width}, &out);
+    const OpKernels& kernels = op_kernels();
+    share(n, normalized.num_elements() * 32, [&](int begin, int end) {
+        std::vector<float> part(width);
+        for (int64_t i = begin; i < end; ++i) {
+            float* row = out + i * width;
+            for (int64_t s = 0; s < streams; ++s) {
+                float* to = s ? part.data() : row;
+                kernels.sigmoid_gate(normalized.row(i * streams + s), gate.row(i) + s * width,
+                                     static_cast<int>(width), to);
+                for (int64_t j = 0; s && j < width; ++j) row[j] += part[j];
+            }
+            for (int64_t j = 0; j < width; ++j) row[j] /= static_cast<float>(streams);
+        }
+    });
+    return result;
+}
+
+nb::object write_streams(const Floats& residual, const Floats& output, const Floats& inject) {
+    if (residual.ndim != 3) bad_shape("residual", "must be [n, streams, width]");
+    int64_t n = residual.size(2), streams = residual.size(1), width = residual.size(0);
+    output.expect("output", {n, width});
+    inject.expect("inject", {n, streams});
+    float* out;
+    nb::object result = empty_like(residual, &out);
+    const OpKernels& kernels = op_kernels();
+    share(n * streams, residual.num_elements() * 12, [&](int begin, int end) {
+        for (int64_t i = begin; i < end; ++i) {
+            float strength = inject.row(i / streams)[i % streams] / static_cast<float>(streams);
+            kernels.sigmoid(&strength, 1, &strength);
+            strength *= 2;
+            const float *from = residual.row(i), *add = output.row(i / streams);
+            for (int64_t j = 0; j < width; ++j) out[i * width + j] = from[j] + strength * add[j];
+        }
+    });
+    return result;
+}
+
 // The num_used largest of n probabilities, largest first, equal ones in ascending order.
 void choose(const float* probabilities, int n, int num_used, int64_t* experts, float* weights) {
     int count = 0;
@@ -142,6 +200,13 @@ void bind_ops(nb::module_& m) {
     m.def("rotate", &rotate, "x"_a, "cos"_a, "sin"_a, "interleaved"_a = false,
           "As strata.ops.rotary.rotate.");
     m.def("swiglu", &swiglu, "gate"_a, "up"_a, "As strata.ops.activation.swiglu.");
+    m.def("silu", &elementwise<&OpKernels::silu>, "x"_a, "As strata.ops.activation.silu.");
+    m.def("sigmoid", &elementwise<&OpKernels::sigmoid>, "x"_a, "As strata.ops.activation.sigmoid.");
+    m.def("softplus", &elementwise<&OpKernels::softplus>, "x"_a, "As strata.ops.activation.softplus.");
+    m.def("read_streams", &read_streams, "normalized"_a, "gate"_a,
+          "As strata.ops.hyper_connection.read_streams.");
+    m.def("write_streams", &write_streams, "residual"_a, "output"_a, "inject"_a,
+          "As strata.ops.hyper_connection.write_streams.");
     m.def("route", &route, "logits"_a, "num_used"_a, "normalize"_a = true, "As strata.ops.router.route.");
     m.def("add_rms_norm", &add_rms_norm, "x"_a, "y"_a, "weight"_a, "epsilon"_a,
           "As strata.ops.rms_norm.add_rms_norm.");

@@ -52,6 +52,7 @@ struct OpKernels {
                    float* out);
     void (*silu)(const float* x, int n, float* out);
     void (*sigmoid)(const float* x, int n, float* out);
+    void (*softplus)(const float* x, int n, float* out);
     // out = x * sigmoid(gate), out = x * silu(gate)
     void (*sigmoid_gate)(const float* x, const float* gate, int n, float* out);
     void (*silu_gate)(const float* x, const float* gate, int n, float* out);
@@ -61,8 +62,6 @@ struct OpKernels {
     void (*convolution)(const float* const* taps, const float* weights, int kernel, int n, float* out);
     // out = x / sqrt(sum(x^2) + epsilon) * scale
     void (*l2_norm)(const float* x, float epsilon, float scale, int n, float* out);
-    // out = a * softplus(alpha + dt)
-    void (*log_decay)(const float* alpha, const float* dt, const float* a, int n, float* out);
     void (*delta_columns)(const DeltaColumns&);
     // One span of attention, and its addition to what came before.
     void (*attend_span)(const SpanRows&, const Partial& out);

@@ -18,13 +18,17 @@ from strata.native._core import (
     gated_delta_net,
     matmul,
     matmul_all,
+    read_streams,
     rms_norm,
     rotate,
     route,
     select_blocks,
+    sigmoid,
+    silu,
+    softplus,
     swiglu,
+    write_streams,
 )
-from strata.ops.reference import sigmoid, silu, softplus
 
 __all__ = [
     "add_rms_norm",
@@ -38,6 +42,7 @@ __all__ = [
     "gated_delta_net",
     "matmul",
     "matmul_all",
+    "read_streams",
     "rms_norm",
     "rotate",
     "route",
@@ -46,4 +51,5 @@ __all__ = [
     "silu",
     "softplus",
     "swiglu",
+    "write_streams",
 ]

@@ -89,6 +89,10 @@ struct SmallKernels : Simd<I> {
     static void sigmoid(const float* x, int n, float* out) {
         map(x, n, out, [](Vec v) { return sigmoid(v); });
     }
+    // log(1 + exp(x)) by the standard library, as torch: decays are few, and long products of them.
+    static void softplus(const float* x, int n, float* out) {
+        for (int i = 0; i < n; ++i) out[i] = x[i] > 20.0f ? x[i] : std::log1p(std::exp(x[i]));
+    }
     static void silu_gate(const float* x, const float* gate, int n, float* out) {
         multiply(x, gate, n, out, [](Vec v) { return silu(v); });
     }

@@ -16,6 +16,7 @@ from strata.ops.convolution import causal_convolution
 from strata.ops.delta_rule import delta_rule
 from strata.ops.gated_delta_net import gated_delta_net
 from strata.ops.gathered_attention import attend_gathered
+from strata.ops.hyper_connection import read_streams, write_streams
 from strata.ops.rms_norm import add_rms_norm, rms_norm
 from strata.ops.rotary import rotate
 from strata.ops.router import route
@@ -32,6 +33,7 @@ __all__ = [
     "gated_delta_net",
     "matmul",
     "matmul_all",
+    "read_streams",
     "rms_norm",
     "rotate",
     "route",
@@ -40,6 +42,7 @@ __all__ = [
     "silu",
     "softplus",
     "swiglu",
+    "write_streams",
 ]
 
 
