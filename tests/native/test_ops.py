@@ -13,7 +13,7 @@ from strata.ops.rms_norm import add_rms_norm, rms_norm
 from strata.ops.rotary import rotate
 from strata.ops.router import route
 
-WIDTHS = (1, 7, 8, 31, 32, 33, 576)
+WIDTHS = (1, 8, 31, 33, 576)
 ROWS = 40
 
 
@@ -75,9 +75,8 @@ def test_each_value_by_itself(name: str, width: int, isa, threads):
     x = 20 * random(ROWS, 2 * width)[:, width:]
     got = getattr(ops, name)(x)
     close(got, getattr(activation, name)(x))
-    assert torch.equal(
-        torch.stack([getattr(ops, name)(value[None])[0] for value in x.flatten()]), got.flatten()
-    )
+    alone = [getattr(ops, name)(value[None])[0] for value in x[0]]
+    assert torch.equal(torch.stack(alone), got[0])
 
 
 def test_streams_are_read_and_written(isa, threads):

@@ -27,7 +27,7 @@ def close(got: torch.Tensor, want: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("num_queries", "length"), [(1, 1), (1, 9), (9, 9), (5, SPAN), (5, SPAN + 2), (300, 300), (70, 3 * SPAN)]
 )
-@pytest.mark.parametrize("window", [None, 1, 4, 200, 300])
+@pytest.mark.parametrize("window", [None, 1, 200, 300])
 def test_agrees_with_torch(num_queries, length, window, isa, threads):
     q, k, v = random(num_queries, length)
     close(ops.attend(q, k, v, 0.3, window), attend(q, k, v, 0.3, window))

@@ -14,6 +14,8 @@ namespace {
 
 using namespace nb::literals;
 
+constexpr int64_t kScoredRows = 64;  // queries times heads that share a copy of keys
+
 struct Gathered {
     Floats q, k, v;
     float scale;
@@ -125,22 +127,46 @@ void choose_blocks(const float* scores, int64_t count, int64_t budget, int64_t* 
     std::sort(chosen, chosen + budget);
 }
 
-// scores[i] = sum of relu(q[head] . key[i]) over heads, for the first `count` keys.
-void score_blocks(const OpKernels& kernels, SpanScratch& scratch, int heads, const Floats& keys,
-                  int64_t count, float* scores) {
-    for (int64_t first = 0; first < count; first += kSpan) {
-        int n = static_cast<int>(std::min<int64_t>(kSpan, count - first));
-        SpanRows span = scratch.rows(heads);
-        span.k = keys.row(first);
-        span.k_step = keys.step(1);
-        kernels.score_span(span, n);
-        kernels.add_rectified(span.scores, heads, n, scores + first);
+// Adds up scores of a few queries for the blocks that each may choose from, and chooses.
+class BlockChooser {
+public:
+    BlockChooser(const OpKernels& kernels, const Floats& q, const Floats& keys, int64_t max_queries)
+        : kernels_(kernels),
+          q_(q),
+          keys_(keys),
+          scratch_(max_queries * q.size(1), q.size(0), 0),
+          scores_(max_queries * keys.size(1)) {}
+
+    // Queries [begin, end); the first counts[i] blocks compete for query i.
+    void choose(int64_t begin, int64_t end, const int64_t* counts, int64_t budget, int64_t* chosen) {
+        int64_t heads = q_.size(1), blocks = keys_.size(1), rows = (end - begin) * heads;
+        for (int64_t r = 0; r < rows; ++r) scratch_.set_query(r, q_.row(begin * heads + r), 1.0f);
+        scratch_.pad_queries(rows);
+        int64_t most = *std::max_element(counts + begin, counts + end);
+        for (int64_t first = 0; first < most; first += kSpan) {
+            int n = static_cast<int>(std::min<int64_t>(kSpan, most - first));
+            SpanRows span = scratch_.rows(static_cast<int>(rows));
+            span.k = keys_.row(first);
+            span.k_step = keys_.step(1);
+            kernels_.score_span(span, n);
+            for (int64_t i = 0; i < end - begin; ++i)
+                kernels_.add_rectified(span.scores + i * heads * kSpan, static_cast<int>(heads), n,
+                                       &scores_[i * blocks + first]);
+        }
+        for (int64_t i = begin; i < end; ++i)
+            choose_blocks(&scores_[(i - begin) * blocks], counts[i], budget, chosen + i * budget);
     }
-}
+
+private:
+    const OpKernels& kernels_;
+    const Floats &q_, &keys_;
+    SpanScratch scratch_;
+    std::vector<float> scores_;  // [queries, blocks]
+};
 
 nb::object select_blocks(const Floats& q, const Floats& block_keys, const Array<const int64_t>& num_complete,
                          int64_t budget) {
-    if (q.ndim != 3) bad_shape("q", "must be [n, heads, dim]");
+    if (q.ndim != 3 || q.size(1) < 1) bad_shape("q", "must be [n, heads, dim]");
     int64_t n = q.size(2), heads = q.size(1), dim = q.size(0), blocks = block_keys.size(1);
     block_keys.expect("block_keys", {blocks, dim});
     num_complete.expect("num_complete", {n});
@@ -150,16 +176,11 @@ nb::object select_blocks(const Floats& q, const Floats& block_keys, const Array<
     if (budget < 1) bad_shape("budget", "must be at least 1");
     int64_t* chosen;
     nb::object result = empty<int64_t>({n, budget}, &chosen);
-    share(n, n * blocks * dim * 4, [&](int begin, int end) {
-        SpanScratch scratch(heads, dim, 0);
-        std::vector<float> scores(blocks);
-        for (int64_t i = begin; i < end; ++i) {
-            int64_t count = num_complete.data[i];
-            for (int64_t h = 0; h < heads; ++h) scratch.set_query(h, q.row(i * heads + h), 1.0f);
-            scratch.pad_queries(heads);
-            score_blocks(op_kernels(), scratch, static_cast<int>(heads), block_keys, count, scores.data());
-            choose_blocks(scores.data(), count, budget, chosen + i * budget);
-        }
+    const int64_t step = std::max<int64_t>(1, kScoredRows / heads);
+    share((n + step - 1) / step, n * blocks * dim * 4, [&](int begin, int end) {
+        BlockChooser chooser(op_kernels(), q, block_keys, std::min(step, n));
+        for (int64_t i = begin; i < end; ++i)
+            chooser.choose(i * step, std::min((i + 1) * step, n), num_complete.data, budget, chosen);
     });
     return result;
 }
