@@ -1,6 +1,7 @@
 """Experts against a loop written out, in each layout that a file may have."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from strata.formats.checkpoint import Checkpoint, TensorInfo
 from strata.layers.moe import Experts
-from strata.layers.weights import DecodedWeights
+from strata.layers.planes import PlaneWeights
+from strata.layers.weights import DecodedWeights, Weights
 
 WIDTH, LENGTH, COUNT, USED = 6, 4, 5, 2
 
@@ -71,17 +73,22 @@ def by_hand(x: torch.Tensor) -> torch.Tensor:
     return torch.stack(rows)
 
 
+@pytest.fixture(params=["decoded", "planes"])
+def load(request: pytest.FixtureRequest) -> Callable[[Checkpoint], Weights]:
+    return PlaneWeights if request.param == "planes" else partial(DecodedWeights, cache_bytes=1 << 20)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("num_tokens", [1, 17])
-def test_every_layout_gives_the_sum_by_hand(layout: str, num_tokens: int):
-    weights = DecodedWeights(InMemory(ROUTER | LAYOUTS[layout]), cache_bytes=0)
+def test_every_layout_gives_the_sum_by_hand(load, layout: str, num_tokens: int):
+    weights = load(InMemory(ROUTER | LAYOUTS[layout]))
     experts = Experts(weights, "blk.0", WIDTH, LENGTH, COUNT, USED)
     assert weights.unused() == []
     x = random(num_tokens, WIDTH)
     torch.testing.assert_close(experts(x), by_hand(x), rtol=1e-5, atol=1e-5)
 
 
-def test_factors_beside_the_matrices_are_applied():
+def test_factors_beside_the_matrices_are_applied(load):
     """NVFP4 files: one factor for all experts of a stack, or one each; the input's is not needed."""
     factors = {
         "blk.0.ffn_up_exps.scale": torch.tensor([2.0, 0.5, 3.0, 1.0, 0.25]),
@@ -93,13 +100,13 @@ def test_factors_beside_the_matrices_are_applied():
         "blk.0.ffn_up_exps.weight": UP / factors["blk.0.ffn_up_exps.scale"][:, None, None],
         "blk.0.ffn_down_exps.weight": DOWN / 4,
     }
-    weights = DecodedWeights(InMemory(ROUTER | scaled | factors), cache_bytes=1 << 20)
+    weights = load(InMemory(ROUTER | scaled | factors))
     experts = Experts(weights, "blk.0", WIDTH, LENGTH, COUNT, USED)
     assert weights.unused() == []
     x = random(17, WIDTH)
     for _ in range(2):  # the second time from the cache
         torch.testing.assert_close(experts(x), by_hand(x), rtol=1e-5, atol=1e-5)
-    torch.testing.assert_close(weights.get("blk.0.ffn_up_exps.weight"), UP)
+    torch.testing.assert_close(weights.read("blk.0.ffn_up_exps.weight"), UP)
 
 
 def test_only_chosen_experts_are_read():
@@ -112,14 +119,14 @@ def test_only_chosen_experts_are_read():
     assert all(index is not None for name, index in checkpoint.reads if "_exps" in name)
 
 
-def test_a_shared_expert_is_added_behind_its_gate():
+def test_a_shared_expert_is_added_behind_its_gate(load):
     shared = {
         "blk.0.ffn_gate_inp_shexp.weight": random(WIDTH),
         "blk.0.ffn_gate_shexp.weight": random(3, WIDTH),
         "blk.0.ffn_up_shexp.weight": random(3, WIDTH) * 3,
         "blk.0.ffn_down_shexp.weight": random(WIDTH, 3),
     }
-    weights = DecodedWeights(InMemory(ROUTER | LAYOUTS["stacked"] | shared), cache_bytes=0)
+    weights = load(InMemory(ROUTER | LAYOUTS["stacked"] | shared))
     experts = Experts(weights, "blk.0", WIDTH, LENGTH, COUNT, USED, shared_length=3)
     assert weights.unused() == []
     x = random(4, WIDTH)

@@ -82,7 +82,7 @@ def test_quantised_any_cut_gives_the_same_bits():
 
 
 def test_quantised_stays_near_the_reference():
-    """Activations are rounded to 8 bits: a few hundredths of the logits' size, as in llama.cpp (0.024 here)."""
+    """Activations are rounded to 8 bits: a few hundredths of the logits, as in llama.cpp (0.024)."""
     tokens = text_windows(EMBEDDED_MODEL, HELDOUT, 1 << 16, 200)[0]
     ours = logits_in_pieces(native_model(EMBEDDED_MODEL), tokens, [])
     reference = logits_in_pieces(reference_model(EMBEDDED_MODEL), tokens, [])

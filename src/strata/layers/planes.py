@@ -89,8 +89,11 @@ class PlaneWeights(Weights):
         return values.to(_FLOAT_TYPES.get(format, torch.float32)).view(torch.uint8).numpy()
 
     def _pack_matrix(self, name: str) -> _core.Matrix:
-        format = self._format(name)
-        return Matrix.from_gguf(format, *self.matrices[name], self._blocks(name, None, format)).core
+        format, scale = self._format(name), self.scale(name)
+        blocks = self._blocks(name, None, format)
+        return Matrix.from_gguf(
+            format, *self.matrices[name], blocks, 1 if scale is None else scale.item()
+        ).core
 
     def _pack_experts(self, gate: Stack, up: Stack, down: Stack) -> _core.Experts:
         return Experts(gate.num_in, gate.num_out, *map(self._pack_stack, (gate, up, down))).core
@@ -105,7 +108,11 @@ class PlaneWeights(Weights):
             first = stack.first_row * row_bytes
             wanted = blocks[first : first + stack.num_out * row_bytes]
             pack(format, stack.num_out, stack.num_in, wanted, planes[expert])
-        return ExpertPlanes(format, planes)
+        return ExpertPlanes(format, planes, self._stack_scales(stack))
+
+    def _stack_scales(self, stack: Stack) -> tuple[float, ...]:
+        scales = [self.scale(*stack.slice(expert)) for expert in range(stack.experts)]
+        return () if scales[0] is None else tuple(1.0 if s is None else s.item() for s in scales)
 
     def _num_rows(self, stack: Stack) -> int:
         """Rows of an expert's slice of its tensor: more than the matrix has where gate and up are fused."""

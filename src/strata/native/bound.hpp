@@ -75,10 +75,11 @@ struct BoundMatrix {
     ReadBytes planes;
     Matrix matrix;
 
-    BoundMatrix(const std::string& name, int64_t n, int64_t k, ReadBytes planes)
+    BoundMatrix(const std::string& name, int64_t n, int64_t k, ReadBytes planes, float scale)
         : planes(planes),
           matrix(checked_format(name, n, k), static_cast<int>(n), static_cast<int>(k), planes.data()) {
         expect("size of the planes in bytes", planes.size(), matrix.bytes());
+        matrix.scale = scale;
     }
 
     void multiply(BoundActivations& bound, FloatArray out) const {
@@ -100,11 +101,12 @@ struct BoundMatrix {
 using Ids = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ReadPlanes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
-inline ExpertMatrices expert_matrices(const std::string& name, int64_t n, int64_t k,
-                                      const ReadPlanes& planes) {
+inline ExpertMatrices expert_matrices(const std::string& name, int64_t n, int64_t k, const ReadPlanes& planes,
+                                      const std::vector<float>& scales) {
     Matrix first(checked_format(name, n, k), static_cast<int>(n), static_cast<int>(k), planes.data());
     expect("size of an expert's planes in bytes", planes.shape(1), first.bytes());
-    return {first, planes.shape(1), static_cast<int>(planes.shape(0))};
+    if (!scales.empty()) expect("number of scales", scales.size(), planes.shape(0));
+    return {first, planes.shape(1), static_cast<int>(planes.shape(0)), scales};
 }
 
 // The experts of a layer; keeps the buffers of their planes, uint8 [experts, plane bytes], alive.
@@ -113,12 +115,15 @@ struct BoundExperts {
     ExpertLayer layer;
 
     BoundExperts(int64_t width, int64_t ff, const std::string& gate_format, ReadPlanes gate,
-                 const std::string& up_format, ReadPlanes up, const std::string& down_format, ReadPlanes down)
+                 const std::vector<float>& gate_scales, const std::string& up_format, ReadPlanes up,
+                 const std::vector<float>& up_scales, const std::string& down_format, ReadPlanes down,
+                 const std::vector<float>& down_scales)
         : gate_planes(gate),
           up_planes(up),
           down_planes(down),
-          layer{expert_matrices(gate_format, ff, width, gate), expert_matrices(up_format, ff, width, up),
-                expert_matrices(down_format, width, ff, down)} {
+          layer{expert_matrices(gate_format, ff, width, gate, gate_scales),
+                expert_matrices(up_format, ff, width, up, up_scales),
+                expert_matrices(down_format, width, ff, down, down_scales)} {
         expect("number of up experts", layer.up.count, layer.gate.count);
         expect("number of down experts", layer.down.count, layer.gate.count);
     }

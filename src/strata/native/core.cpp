@@ -101,13 +101,15 @@ NB_MODULE(_core, m) {
         .def(nb::init<ReadFloatArray>(), "x"_a)
         .def_prop_ro("rows", [](const BoundActivations& a) { return a.activations.rows(); });
     nb::class_<BoundMatrix>(m, "Matrix")
-        .def(nb::init<const std::string&, int64_t, int64_t, ReadBytes>(), "format"_a, "num_out"_a, "num_in"_a,
-             "planes"_a)
+        .def(nb::init<const std::string&, int64_t, int64_t, ReadBytes, float>(), "format"_a, "num_out"_a,
+             "num_in"_a, "planes"_a, "scale"_a = 1.0f)
         .def("multiply", &BoundMatrix::multiply, "x"_a, "out"_a);
     nb::class_<BoundExperts>(m, "Experts")
-        .def(nb::init<int64_t, int64_t, const std::string&, ReadPlanes, const std::string&, ReadPlanes,
-                      const std::string&, ReadPlanes>(),
-             "width"_a, "ff"_a, "gate_format"_a, "gate"_a, "up_format"_a, "up"_a, "down_format"_a, "down"_a)
+        .def(nb::init<int64_t, int64_t, const std::string&, ReadPlanes, const std::vector<float>&,
+                      const std::string&, ReadPlanes, const std::vector<float>&, const std::string&,
+                      ReadPlanes, const std::vector<float>&>(),
+             "width"_a, "ff"_a, "gate_format"_a, "gate"_a, "gate_scales"_a, "up_format"_a, "up"_a,
+             "up_scales"_a, "down_format"_a, "down"_a, "down_scales"_a)
         .def("run", &BoundExperts::run, "x"_a, "ids"_a, "weights"_a, "out"_a);
     bind_ops(m);
 }

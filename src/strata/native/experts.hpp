@@ -13,10 +13,12 @@ struct ExpertMatrices {
     Matrix first;
     size_t stride;
     int count;
+    std::vector<float> scales = {};  // of the experts, where the file has factors beside the matrices
 
     Matrix at(int expert) const {
         Matrix m = first;
         m.planes += static_cast<size_t>(expert) * stride;
+        if (!scales.empty()) m.scale = scales[expert];
         return m;
     }
 };

@@ -1,6 +1,7 @@
 """The feed-forward experts of a layer as one native call."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,10 +17,12 @@ class ExpertPlanes:
     Args:
         format: ggml's name of the quant format.
         planes: uint8 `[experts, plane bytes]`, kept, not copied.
+        scales: a factor of each expert's products, where the file has them beside the matrices.
     """
 
     format: str
     planes: np.ndarray
+    scales: tuple[float, ...] = ()
 
 
 class Experts:
@@ -34,10 +37,10 @@ class Experts:
     """
 
     def __init__(self, width: int, ff: int, gate: ExpertPlanes, up: ExpertPlanes, down: ExpertPlanes):
-        arguments: list[str | np.ndarray] = []
+        arguments: list[Any] = []
         for matrices in (gate, up, down):
             load_codebook(matrices.format)
-            arguments += [matrices.format, matrices.planes]
+            arguments += [matrices.format, matrices.planes, matrices.scales]
         self.core = _core.Experts(width, ff, *arguments)
 
     def __call__(self, x: torch.Tensor, ids: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:

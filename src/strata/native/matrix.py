@@ -116,17 +116,24 @@ class Matrix:
     core: _core.Matrix
 
     @classmethod
-    def from_planes(cls, format: str, num_out: int, num_in: int, planes: np.ndarray) -> "Matrix":
-        """Use planes that are packed already; ValueError where their size or the shape does not fit."""
+    def from_planes(
+        cls, format: str, num_out: int, num_in: int, planes: np.ndarray, scale: float = 1
+    ) -> "Matrix":
+        """Use planes that are packed already; ValueError where their size or the shape does not fit.
+
+        `scale` multiplies every product, as the factor does that NVFP4 files have beside a matrix.
+        """
         load_codebook(format)
-        return cls(format, num_out, num_in, planes, _core.Matrix(format, num_out, num_in, planes))
+        return cls(format, num_out, num_in, planes, _core.Matrix(format, num_out, num_in, planes, scale))
 
     @classmethod
-    def from_gguf(cls, format: str, num_out: int, num_in: int, blocks: np.ndarray) -> "Matrix":
+    def from_gguf(
+        cls, format: str, num_out: int, num_in: int, blocks: np.ndarray, scale: float = 1
+    ) -> "Matrix":
         """Pack GGUF blocks, uint8 of any shape, into new planes; ValueError where sizes do not fit."""
         planes = empty_planes(plane_bytes(format, num_out, num_in))
         pack(format, num_out, num_in, blocks, planes)
-        return cls.from_planes(format, num_out, num_in, planes)
+        return cls.from_planes(format, num_out, num_in, planes, scale)
 
     @classmethod
     def from_fp8(cls, num_out: int, num_in: int, weights: np.ndarray, scales: np.ndarray) -> "Matrix":

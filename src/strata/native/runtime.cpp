@@ -71,14 +71,8 @@ void store(const Activations& x, int panel, const float* sums, float* out, size_
 // Batches are cut so that their activations stay in the second-level cache.
 int panels_at_once(int k) { return std::max(1, (1 << 18) / (k * kBatchRows)); }
 
-}  // namespace
-
-void multiply_tiles(const Kernels& kernels, const Matrix& w, const Activations& x, float* out, size_t stride,
-                    int begin, int end) {
-    if (is_float(w.format)) {
-        const FloatProduct p{w.planes, w.plan, w.n, w.k, x.floats(), x.stride(), x.rows(), out, stride};
-        return float_kernel(kernels, w.format)(p, begin, end);
-    }
+void multiply_quantized(const Kernels& kernels, const Matrix& w, const Activations& x, float* out,
+                        size_t stride, int begin, int end) {
     int at_once = x.is_batch() ? std::min(panels_at_once(w.k), x.num_panels()) : 1;
     auto sums = std::make_unique_for_overwrite<float[]>(at_once * kBatchRows * kTileRows);
     for (int first = 0; first < x.num_panels(); first += at_once) {
@@ -95,6 +89,24 @@ void multiply_tiles(const Kernels& kernels, const Matrix& w, const Activations& 
                       std::min(kTileRows, w.n - t * kTileRows));
         }
     }
+}
+
+void scale_columns(const Matrix& w, int rows, float* out, size_t stride, int begin, int end) {
+    for (int row = 0; row < rows; ++row)
+        for (int i = begin * kTileRows; i < std::min(end * kTileRows, w.n); ++i) out[row * stride + i] *= w.scale;
+}
+
+}  // namespace
+
+void multiply_tiles(const Kernels& kernels, const Matrix& w, const Activations& x, float* out, size_t stride,
+                    int begin, int end) {
+    if (is_float(w.format)) {
+        const FloatProduct p{w.planes, w.plan, w.n, w.k, x.floats(), x.stride(), x.rows(), out, stride};
+        float_kernel(kernels, w.format)(p, begin, end);
+    } else {
+        multiply_quantized(kernels, w, x, out, stride, begin, end);
+    }
+    if (w.scale != 1) scale_columns(w, x.rows(), out, stride, begin, end);
 }
 
 }  // namespace strata

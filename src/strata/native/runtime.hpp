@@ -22,6 +22,7 @@ struct Matrix {
     int format, n, k;
     const uint8_t* planes;
     TilePlan plan;
+    float scale = 1;  // factor of every product: NVFP4 files have one beside the matrix
 
     Matrix(int format, int n, int k, const uint8_t* planes)
         : format(format), n(n), k(k), planes(planes), plan(plan_tile(format_layout(format), k)) {}
