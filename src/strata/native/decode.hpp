@@ -13,18 +13,6 @@ alignas(16) inline constexpr int8_t kIq4nl[16] = {-127, -104, -83, -65, -49, -35
 // Twice the E2M1 values, plus 12 so that they are unsigned.
 alignas(16) inline constexpr int8_t kE2m1[16] = {12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0};
 
-// Asks for the codes of a later step: what the processor itself fetches ahead comes too late to the nearest
-// cache, and costs a tenth of the time.
-template <class F, class I>
-STRATA_INLINE void prefetch_codes(const Tile& tile, int step) {
-    constexpr Layout f = F::layout;
-    constexpr int distance = 2048 / (64 * f.low_bits);  // steps
-    STRATA_UNROLL
-    for (int i = 0; i < f.low_bits; ++i) I::prefetch(tile.low + ((step + distance) * f.low_bits + i) * 64);
-    STRATA_UNROLL
-    for (int i = 0; i < f.high_bits; ++i) I::prefetch(tile.high + ((step + distance) * f.high_bits + i) * 64);
-}
-
 template <class F, class I>
 struct Decoder {
     static constexpr Layout f = F::layout;

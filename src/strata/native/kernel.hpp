@@ -9,6 +9,7 @@
 
 #include "decode.hpp"
 #include "kernels.hpp"
+#include "prefetch.hpp"
 
 namespace strata {
 
@@ -123,6 +124,7 @@ struct TileKernel {
     // out[m * 16 + row] = the product of weight row `row` with activation row m.
     static void multiply(const Tile& t, const Panel& p, int k, float* out) {
         const int num_steps = k / kStep;
+        const Prefetch<F, I> planes(t, k);
         Decode d(t);
         d.prepare(0);
         Float total[halves][M];
@@ -135,7 +137,7 @@ struct TileKernel {
                 for (int m = 0; m < M; ++m) sum[h][m] = minimum[h][m] = I::zero();
             for (int step = first; step < first + steps; ++step) {
                 if (step + 1 < num_steps) d.prepare(step + 1);
-                prefetch_codes<F, I>(t, step);
+                planes.fetch(step);
                 STRATA_UNROLL
                 for (int h = 0; h < halves; ++h) {
                     const uint32_t* a = I::hide(p.codes + step * 8 * M);

@@ -59,7 +59,7 @@ struct TilePlan {
     size_t low, high, scale, minimum, sub, sub_minimum, extra, bytes;
 };
 
-inline TilePlan plan_tile(const Layout& f, size_t k) {
+constexpr TilePlan plan_tile(const Layout& f, size_t k) {
     TilePlan p{};
     size_t at = 0;
     auto plane = [&at](size_t bytes_per_row) {
