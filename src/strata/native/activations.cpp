@@ -15,7 +15,7 @@ Activations::Activations(int rows, int k) : rows_(rows), k_(k), is_batch_(rows >
     size_t codes = is_batch_ ? round_up(k, 4 * kBatchWords) / 4 : k / 4;
     size_t sums = k / kStep, scales = round_up(k, kActivationBlock) / kActivationBlock;
     size_t stored = is_batch_ ? round_up(rows, kBatchRows) : rows;
-    words_ = std::make_unique<uint32_t[]>(stored * (codes + sums + scales) + 16);
+    words_ = std::make_unique_for_overwrite<uint32_t[]>(stored * (codes + sums + scales) + 16);
     uint32_t* at = words_.get();
     at += -reinterpret_cast<uintptr_t>(at) / 4 % 16;  // a row of a batch begins a cache line
     for (int row = 0; row < rows;) {
@@ -26,7 +26,9 @@ Activations::Activations(int rows, int k) : rows_(rows), k_(k), is_batch_(rows >
         panels_.push_back(
             {used, at, at + codes * width, reinterpret_cast<float*>(at + (codes + sums) * width)});
         first_rows_.push_back(row);
-        at += (codes + sums + scales) * width;
+        size_t words = (codes + sums + scales) * width;
+        if (used < width) std::memset(at, 0, 4 * words);  // rows that AMX multiplies along
+        at += words;
         row += used;
     }
 }

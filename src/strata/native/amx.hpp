@@ -36,11 +36,6 @@ struct AmxPiece {
     alignas(64) uint32_t high[kPiece / 4][kTileRows], low[kPiece / 4][kTileRows];
 };
 
-// Of a span: [activation row][weight row].
-struct alignas(64) SpanSums {
-    int32_t high[kBatchRows][kTileRows], low[kBatchRows][kTileRows];
-};
-
 template <class F>
 struct AmxKernel {
     using I = Avx512;
@@ -48,13 +43,18 @@ struct AmxKernel {
     using Int = I::Int;
     using Float = I::Float;
 
-    static constexpr int M = 8;  // activation rows whose totals are kept in registers
+    static constexpr int M = 4;  // activation rows whose totals are kept in registers
     static constexpr BatchShape f = Decode::shape;
     static constexpr int offset = f.sums == Sums::offset ? Decode::offset : 0;
     static constexpr int depth = f.span < 64 ? f.span : 64;
     static constexpr bool has_minima = f.sums == Sums::minimum_added || f.sums == Sums::minimum_subtracted;
     // Products with the 4-bit sub-scales of Q2_K are bytes still.
     static constexpr bool has_low = f.sub_block != 0 && F::layout.sub != Sub::nibbles;
+
+    // [activation row][weight row] of a span: sums of the high bytes, and of the low ones if there are any.
+    struct alignas(64) SpanSums {
+        int32_t v[has_low ? 2 : 1][kBatchRows][kTileRows];
+    };
 
     static void split(const DecodedTile& w, int n, AmxPiece& out) {
         for (int word = 0; word < n / 4; ++word) {
@@ -103,8 +103,8 @@ struct AmxKernel {
                 _tile_dpbsud(1, 2, 4);
             }
         }
-        _tile_stored(0, sums.high, 4 * kTileRows);
-        if constexpr (has_low) _tile_stored(1, sums.low, 4 * kTileRows);
+        _tile_stored(0, sums.v[0], 4 * kTileRows);
+        if constexpr (has_low) _tile_stored(1, sums.v[1], 4 * kTileRows);
     }
 
     // totals[m * 16 + row] += the products of the n decoded weights, whose first is weight `first` of its
@@ -125,7 +125,7 @@ struct AmxKernel {
         STRATA_UNROLL
         for (int m = 0; m < M; ++m) total[m] = load_as<Float>(totals + m * kTileRows);
         for (size_t at = 0; at < n; at += f.span) {
-            const auto *high = sums[at / f.span].high + row, *low = high + kBatchRows;
+            const auto *high = sums[at / f.span].v[0] + row, *low = high + kBatchRows;
             const float* scales = p.scales + (first + at) / kActivationBlock * kBatchRows + row;
             auto scale = load_as<Float>(w.scales[at / f.scale_block]);
             STRATA_UNROLL

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <numeric>
 #include <source_location>
 
@@ -14,17 +15,19 @@ struct Group {
     int expert;
     std::vector<int> entries;
     Activations input, hidden;
-    std::vector<float> gathered, gate, up, down;  // [entries, width], [entries, ff] twice, [entries, width]
+    // [entries, width], [entries, ff] twice, [entries, width]; not initialised, which would take as long as
+    // the products of a long prompt.
+    std::unique_ptr<float[]> gathered, gate, up, down;
 
     Group(int expert, std::vector<int> of, int width, int ff)
         : expert(expert),
           entries(std::move(of)),
           input(static_cast<int>(entries.size()), width),
           hidden(static_cast<int>(entries.size()), ff),
-          gathered(entries.size() * width),
-          gate(entries.size() * ff),
-          up(entries.size() * ff),
-          down(entries.size() * width) {}
+          gathered(std::make_unique_for_overwrite<float[]>(entries.size() * width)),
+          gate(std::make_unique_for_overwrite<float[]>(entries.size() * ff)),
+          up(std::make_unique_for_overwrite<float[]>(entries.size() * ff)),
+          down(std::make_unique_for_overwrite<float[]>(entries.size() * width)) {}
 };
 
 // Entries by expert, experts ascending.
@@ -38,8 +41,8 @@ std::vector<Group> group_by_expert(const int32_t* experts, int num_entries, int 
         auto last = std::find_if(first, order.end(), [&](int i) { return experts[i] != expert; });
         groups.emplace_back(expert, std::vector<int>(first, last), width, ff);
         Group& group = groups.back();
-        group.input.set_floats(group.gathered.data(), width);
-        group.hidden.set_floats(group.gate.data(), ff);
+        group.input.set_floats(group.gathered.get(), width);
+        group.hidden.set_floats(group.gate.get(), ff);
         first = last;
     }
     return groups;
@@ -79,24 +82,24 @@ void compute(const Kernels& kernels, Pool& pool, const ExpertLayer& layer, std::
             for (int r = first; r < first + g.input.panel(i).rows; ++r)
                 std::memcpy(&g.gathered[static_cast<size_t>(r) * width],
                             x + static_cast<size_t>(row_of(g.entries[r])) * width, width * sizeof(float));
-            if (quantized_input) g.input.quantize_panel(i, g.gathered.data(), width, kernels.quantize);
+            if (quantized_input) g.input.quantize_panel(i, g.gathered.get(), width, kernels.quantize);
         }
     });
     auto ff_tiles = [&](Group&) { return num_tiles(ff); };
     for_each_item(pool, groups, ff_tiles, [&](Group& g, int begin, int end) {
-        multiply_tiles(kernels, layer.gate.at(g.expert), g.input, g.gate.data(), ff, begin, end);
-        multiply_tiles(kernels, layer.up.at(g.expert), g.input, g.up.data(), ff, begin, end);
+        multiply_tiles(kernels, layer.gate.at(g.expert), g.input, g.gate.get(), ff, begin, end);
+        multiply_tiles(kernels, layer.up.at(g.expert), g.input, g.up.get(), ff, begin, end);
         int column = begin * kTileRows, n = std::min(end * kTileRows, ff) - column;
         for (size_t r = 0; r < g.entries.size(); ++r)
             kernels.swiglu(&g.gate[r * ff + column], &g.up[r * ff + column], n);
     });
     if (!is_float(layer.down.first.format))
         for_each_item(pool, groups, panels, [&](Group& g, int begin, int end) {
-            for (int i = begin; i < end; ++i) g.hidden.quantize_panel(i, g.gate.data(), ff, kernels.quantize);
+            for (int i = begin; i < end; ++i) g.hidden.quantize_panel(i, g.gate.get(), ff, kernels.quantize);
         });
     auto width_tiles = [&](Group&) { return num_tiles(width); };
     for_each_item(pool, groups, width_tiles, [&](Group& g, int begin, int end) {
-        multiply_tiles(kernels, layer.down.at(g.expert), g.hidden, g.down.data(), width, begin, end);
+        multiply_tiles(kernels, layer.down.at(g.expert), g.hidden, g.down.get(), width, begin, end);
         int column = begin * kTileRows;
         ready(g, column, std::min(end * kTileRows, width) - column);
     });

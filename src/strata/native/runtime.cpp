@@ -4,9 +4,11 @@
 #include <bit>
 #include <cstring>
 
+#if defined(__unix__)
+#include <unistd.h>
+#endif
 #if defined(STRATA_AMX)
 #include <sys/syscall.h>
-#include <unistd.h>
 #endif
 
 namespace strata {
@@ -68,8 +70,17 @@ void store(const Activations& x, int panel, const float* sums, float* out, size_
         std::memcpy(out + (x.first_row(panel) + m) * stride, sums + m * kTileRows, columns * sizeof(float));
 }
 
-// Batches are cut so that their activations stay in the second-level cache.
-int panels_at_once(int k) { return std::max(1, (1 << 18) / (k * kBatchRows)); }
+// Batches are cut so that their activations stay in the second-level cache, in half of it.
+int panels_at_once(int k) {
+    static const long bytes = [] {
+        long half = 0;
+#if defined(_SC_LEVEL2_CACHE_SIZE)
+        half = sysconf(_SC_LEVEL2_CACHE_SIZE) / 2;
+#endif
+        return std::clamp(half, 1L << 18, 1L << 20);
+    }();
+    return static_cast<int>(std::max(1L, bytes / (static_cast<long>(k) * kBatchRows)));
+}
 
 void multiply_quantized(const Kernels& kernels, const Matrix& w, const Activations& x, float* out,
                         size_t stride, int begin, int end) {
