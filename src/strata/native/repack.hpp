@@ -21,7 +21,7 @@ void small_block(const Rows<I>& r, const PlanePointers& to) {
     nibbles<4>(r, nibbles_at, to.low);
     if constexpr (f.high_bits > 0) {
         Tall mask = r.tall(nibbles_at - 4, 0);
-        for (int h = 0; h < Rows<I>::halves; ++h) r.store(to.high, 0, h, mask_to_plane(mask.half[h]));
+        lines<1>(r, to.high, [&](int h, typename I::Word* out) { *out = mask_to_plane(mask.half[h]); });
     }
 }
 
@@ -52,40 +52,30 @@ void block(MXFP4, const Rows<I>& r, const PlanePointers& to) {
 
 template <class I>
 void block(Q8_0, const Rows<I>& r, const PlanePointers& to) {
-    using Word = typename I::Word;
     scale(r, 0, to.scale);
-    for (int h = 0; h < Rows<I>::halves; ++h) {
-        Word q[8];
-        r.template words<8>(2, h, q);
-        for (int i = 0; i < 8; ++i) r.store(to.low, i, h, q[i]);
-    }
+    copy_words<8>(r, 2, to.low);
 }
 
 template <class I>
 void block(NVFP4, const Rows<I>& r, const PlanePointers& to) {
     using Word = typename I::Word;
     I::store_bytes(to.scale, r.tall(0, 0).half);
-    for (int h = 0; h < Rows<I>::halves; ++h) {
-        Word q[8], low, high;
+    lines<8>(r, to.low, [&](int h, Word* out) {
+        Word q[8];
         r.template words<8>(4, h, q);
-        for (int i = 0; i < 8; i += 2) {
-            interleave<4>(q[i], q[i + 1], low, high);
-            r.store(to.low, i, h, low);
-            r.store(to.low, i + 1, h, high);
-        }
-    }
+        for (int i = 0; i < 8; i += 2) interleave<4>(q[i], q[i + 1], out[i], out[i + 1]);
+    });
 }
 
 template <class I>
 void block(Q2_0, const Rows<I>& r, const PlanePointers& to) {
     using Word = typename I::Word;
     scale(r, 0, to.scale);
-    for (int h = 0; h < Rows<I>::halves; ++h) {
-        Word q[4];
-        r.template words<4>(2, h, q);
+    lines<4>(r, to.low, [&](int h, Word* out) {
+        r.template words<4>(2, h, out);
         for (int i = 0; i < 4; ++i)  // field i of byte j becomes field j of byte i
-            r.store(to.low, i, h, swap_bits(swap_bits(q[i], 6, 0x00CC00CC), 12, 0x0000F0F0));
-    }
+            out[i] = swap_bits(swap_bits(out[i], 6, 0x00CC00CC), 12, 0x0000F0F0);
+    });
 }
 
 template <class I>
@@ -139,20 +129,20 @@ void head_of_q45_k(const Rows<I>& r, const PlanePointers& to) {
 template <class I>
 void block(Q4_K, const Rows<I>& r, const PlanePointers& to) {
     head_of_q45_k(r, to);
-    for (int i = 0; i < 4; ++i) nibbles<8>(r, 16 + i * 32, to.low, i * 8);
+    for (int i = 0; i < 4; ++i) nibbles<8>(r, 16 + i * 32, to.low + i * 8 * 64);
 }
 
 template <class I>
 void block(Q5_K, const Rows<I>& r, const PlanePointers& to) {
     head_of_q45_k(r, to);
     bits(r, 16, to.high);
-    for (int i = 0; i < 4; ++i) nibbles<8>(r, 48 + i * 32, to.low, i * 8);
+    for (int i = 0; i < 4; ++i) nibbles<8>(r, 48 + i * 32, to.low + i * 8 * 64);
 }
 
 template <class I>
 void block(Q6_K, const Rows<I>& r, const PlanePointers& to) {
     nibbles<16>(r, 0, to.low);
-    nibbles<16>(r, 64, to.low, 16);
+    nibbles<16>(r, 64, to.low + 16 * 64);
     pairs(r, 128, to.high);
     pairs(r, 160, to.high + 8 * 64);
     copy_bytes(r, 192, to.sub);
@@ -171,7 +161,7 @@ void block(IQ4_XS, const Rows<I>& r, const PlanePointers& to) {
             out[i] = minus_32(nibbles_to_bytes(w[1] >> (16 * i)) | two);
         }
     });
-    for (int i = 0; i < 8; ++i) nibbles<4>(r, 8 + i * 16, to.low, i * 4);
+    for (int i = 0; i < 8; ++i) nibbles<4>(r, 8 + i * 16, to.low + i * 4 * 64);
 }
 
 // One tile: 16 rows of blocks, `row_bytes` apart in the file.
@@ -203,13 +193,7 @@ void repack_float_tile(const uint8_t* rows, size_t row_bytes, int k, uint8_t* ti
         for (int i = 0; i < 256; i += 64) I::prefetch(rows + kTileRows * (row_bytes + at * bytes) + i);
         Rows<I> r{rows + at * bytes, row_bytes};
         uint8_t* to = tile + static_cast<size_t>(at) * kTileRows * bytes;
-        if constexpr (bytes == 4) {
-            for (int h = 0; h < Rows<I>::halves; ++h) {
-                typename I::Word w[4];
-                r.template words<4>(0, h, w);
-                for (int i = 0; i < 4; ++i) r.store(to, i, h, w[i]);
-            }
-        }
+        if constexpr (bytes == 4) copy_words<4>(r, 0, to);
         if constexpr (bytes == 2) copy_halves(r, 0, to);
         if constexpr (bytes == 1) copy_bytes(r, 0, to);
     }

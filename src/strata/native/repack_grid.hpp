@@ -5,29 +5,13 @@
 
 namespace strata {
 
-// Swaps the bits of `mask` with those `distance` above them.
-template <int distance, uint32_t mask, class Word>
-Word swap_bits(Word x) {
-    Word t = (x ^ x >> distance) & mask;
-    return x ^ t ^ t << distance;
-}
-
-// Bit i of byte b, weight 8b + i, to bit 2b + i / 4 of byte i % 4: the index of a bit turns by two.
-template <class Word>
-Word sign_word(Word bytes) {
-    Word x = swap_bits<14, 0x0000CCCC>(bytes);
-    x = swap_bits<7, 0x00AA00AA>(x);
-    x = swap_bits<2, 0x0C0C0C0C>(x);
-    return swap_bits<1, 0x22222222>(x);
-}
-
 // As the function of this name in grids.hpp.
 template <class Word>
 Word even_signs(Word seven) {
     Word parity = (seven ^ seven >> 4) & 0x0F0F0F0F;
     parity ^= parity >> 2;
     parity = (parity ^ parity >> 1) & 0x01010101;
-    return sign_word(seven | parity << 7);
+    return mask_to_plane(seven | parity << 7);
 }
 template <class Word>
 Word even_sign_word(Word packed) {
@@ -35,35 +19,29 @@ Word even_sign_word(Word packed) {
                       (packed << 3 & 0x7F000000));
 }
 
-// Eight words of signs at `offset`.
+// 32 bytes with a bit for each of 256 weights.
 template <class I>
-void store_signs(const Rows<I>& r, int offset, uint8_t* plane) {
-    using Word = typename I::Word;
-    for (int h = 0; h < Rows<I>::halves; ++h) {
-        Word w[8];
-        r.template words<8>(offset, h, w);
-        for (int i = 0; i < 8; ++i) r.store(plane, i, h, sign_word(w[i]));
-    }
+void signs(const Rows<I>& r, int offset, uint8_t* plane) {
+    lines<8>(r, plane, [&](int h, typename I::Word* out) {
+        r.template words<8>(offset, h, out);
+        for (int i = 0; i < 8; ++i) out[i] = mask_to_plane(out[i]);
+    });
 }
 
-// 16-bit numbers as they are: dwords [skip, 4) of 16 bytes.
-template <int skip = 0, class I>
+// Eight 16-bit numbers as they are.
+template <class I>
 void copy_halves(const Rows<I>& r, int offset, uint8_t* plane) {
-    using Tall = typename Rows<I>::Tall;
-    using Word = typename I::Word;
-    Tall t[4];
+    typename Rows<I>::Tall t[4];
     for (int h = 0; h < Rows<I>::halves; ++h) {
-        Word w[4];
+        typename I::Word w[4];
         r.template words<4>(offset, h, w);
         for (int i = 0; i < 4; ++i) t[i].half[h] = w[i];
     }
-    for (int i = 0; i < 4; ++i) {
-        I::store_halves(plane + i * 64, t[i].half);
-    }
+    for (int i = 0; i < 4; ++i) I::store_halves(plane + i * 64, t[i].half);
 }
 
-// Two loops where the planes' lines would take turns: they may lie a multiple of 4 KiB apart, which makes
-// stores past the caches slow.
+// Two passes, so that lines of two planes do not take turns: they may lie a multiple of 4 KiB apart, which
+// makes stores past the caches slow.
 template <class I>
 void block(IQ2_XXS, const Rows<I>& r, const PlanePointers& to) {
     using Word = typename I::Word;
@@ -74,15 +52,15 @@ void block(IQ2_XXS, const Rows<I>& r, const PlanePointers& to) {
             out[1] = w[2];
         });
     typename Rows<I>::Tall subs{};
-    for (int i = 0; i < 4; ++i) {
-        for (int h = 0; h < Rows<I>::halves; ++h) {
+    lines<8>(r, to.high, [&](int h, Word* out) {
+        for (int i = 0; i < 4; ++i) {
             Word w[4];
             r.template words<4>(2 + 16 * i, h, w);
-            r.store(to.high, 2 * i, h, even_sign_word(w[1]));
-            r.store(to.high, 2 * i + 1, h, even_sign_word(w[3]));
+            out[2 * i] = even_sign_word(w[1]);
+            out[2 * i + 1] = even_sign_word(w[3]);
             subs.half[h] |= (w[1] >> 28 | w[3] >> 28 << 4) << (8 * i);
         }
-    }
+    });
     I::store_bytes(to.sub, subs.half);
 }
 
@@ -104,18 +82,18 @@ void block(IQ2_XS, const Rows<I>& r, const PlanePointers& to) {
             out[1] = low_bytes(w[2], w[3]);
         });
     typename Rows<I>::Tall ninth{};
-    for (int i = 0; i < 4; ++i) {
-        for (int h = 0; h < Rows<I>::halves; ++h) {
+    lines<8>(r, to.high, [&](int h, Word* out) {
+        for (int i = 0; i < 4; ++i) {
             Word w[4];
             r.template words<4>(2 + 16 * i, h, w);
-            r.store(to.high, 2 * i, h, even_signs(low_bytes(w[0] >> 9 & 0x007F007F, w[1] >> 9 & 0x007F007F)));
-            r.store(to.high, 2 * i + 1, h,
-                    even_signs(low_bytes(w[2] >> 9 & 0x007F007F, w[3] >> 9 & 0x007F007F)));
-            Word bits = (w[0] >> 8 & 0x00010001) | (w[1] >> 6 & 0x00040004) | (w[2] >> 4 & 0x00100010) |
-                        (w[3] >> 2 & 0x00400040);
-            ninth.half[h] |= ((bits | bits >> 15) & 0xFF) << (8 * i);
+            for (int j = 0; j < 2; ++j) {
+                Word a = w[2 * j], b = w[2 * j + 1];
+                out[2 * i + j] = even_signs(low_bytes(a >> 9 & 0x007F007F, b >> 9 & 0x007F007F));
+                Word bits = (a >> 8 & 0x00010001) | (b >> 6 & 0x00040004);
+                ninth.half[h] |= ((bits | bits >> 15) & 0x0F) << (8 * i + 4 * j);
+            }
         }
-    }
+    });
     I::store_bytes(to.extra, ninth.half);
     copy_bytes<2>(r, 58, to.sub);
 }
@@ -125,7 +103,7 @@ void block(IQ2_S, const Rows<I>& r, const PlanePointers& to) {
     scale(r, 0, to.scale);
     copy_bytes(r, 2, to.low);
     copy_bytes(r, 18, to.low + 4 * 64);
-    store_signs(r, 34, to.high);
+    signs(r, 34, to.high);
     copy_bytes<2>(r, 58, to.extra);
     copy_bytes<2>(r, 66, to.sub);
 }
@@ -137,33 +115,23 @@ void block(IQ3_XXS, const Rows<I>& r, const PlanePointers& to) {
     scale(r, 0, to.scale);
     for (int i = 0; i < 4; ++i) copy_bytes(r, 2 + 16 * i, to.low + i * 4 * 64);
     Tall subs{};
-    for (int i = 0; i < 2; ++i) {  // four words of signs and a sub-scale
-        for (int h = 0; h < Rows<I>::halves; ++h) {
-            Word w[4];
-            r.template words<4>(66 + 16 * i, h, w);
-            for (int j = 0; j < 4; ++j) {
-                r.store(to.high, 4 * i + j, h, even_sign_word(w[j]));
-                subs.half[h] |= w[j] >> 28 << (16 * i + 4 * j);
-            }
+    lines<8>(r, to.high, [&](int h, Word* out) {  // words of signs and a sub-scale
+        r.template words<8>(66, h, out);
+        for (int i = 0; i < 8; ++i) {
+            subs.half[h] |= out[i] >> 28 << (4 * i);
+            out[i] = even_sign_word(out[i]);
         }
-    }
+    });
     I::store_bytes(to.sub, subs.half);
 }
 
 template <class I>
 void block(IQ3_S, const Rows<I>& r, const PlanePointers& to) {
-    using Word = typename I::Word;
     scale(r, 0, to.scale);
     for (int i = 0; i < 4; ++i) copy_bytes(r, 2 + 16 * i, to.low + i * 4 * 64);
     copy_bytes<2>(r, 58, to.extra);
-    store_signs(r, 74, to.high);
-    typename Rows<I>::Tall subs{};
-    for (int h = 0; h < Rows<I>::halves; ++h) {
-        Word w[4];
-        r.template words<4>(94, h, w);
-        subs.half[h] = w[3];
-    }
-    I::store_bytes(to.sub, subs.half);
+    signs(r, 74, to.high);
+    copy_bytes<3>(r, 94, to.sub);
 }
 
 template <class I>

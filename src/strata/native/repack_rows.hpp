@@ -45,9 +45,6 @@ struct Rows {
         }
         return t;
     }
-    static void store(uint8_t* plane, int word, int half, Word w) {
-        I::store(plane + word * 64 + half * 4 * I::lanes, w);
-    }
 };
 
 // n = 4 dwords at a time through f, which makes `out` dwords of them; those become planes of bytes.
@@ -91,58 +88,64 @@ Word swap_bits(Word x, int shift, uint32_t mask) {
     return x ^ t ^ (t << shift);
 }
 
+// The words that f(half, words) makes of each half, as n cache lines of a plane, each line at once.
+template <int n, class I, class F>
+void lines(const Rows<I>&, uint8_t* plane, const F& f) {
+    typename I::Word w[Rows<I>::halves][n];
+    for (int h = 0; h < Rows<I>::halves; ++h) f(h, w[h]);
+    for (int i = 0; i < n; ++i)
+        for (int h = 0; h < Rows<I>::halves; ++h) I::store(plane + i * 64 + h * 4 * I::lanes, w[h][i]);
+}
+
+// Words as they are: 4n bytes at `offset`.
+template <int n, class I>
+void copy_words(const Rows<I>& r, int offset, uint8_t* plane) {
+    lines<n>(r, plane, [&](int h, typename I::Word* out) { r.template words<n>(offset, h, out); });
+}
+
 // 4n bytes at `offset` with 8n weights, the low nibbles first.
 template <int n, class I>
-void nibbles(const Rows<I>& r, int offset, uint8_t* plane, int first = 0) {
+void nibbles(const Rows<I>& r, int offset, uint8_t* plane) {
     using Word = typename I::Word;
-    for (int i = 0; i < n; i += 4) {
-        for (int h = 0; h < Rows<I>::halves; ++h) {  // inside: both halves of a cache line follow each other
-            Word q[4], low, high;
-            r.template words<4>(offset + 4 * i, h, q);
-            for (int j = 0; j < 4; j += 2) {
-                interleave<4>(q[j], q[j + 1], low, high);
-                r.store(plane, first + (i + j) / 2, h, low);
-                r.store(plane, first + (i + j) / 2 + n / 2, h, high);
-            }
-        }
-    }
+    lines<n>(r, plane, [&](int h, Word* out) {
+        Word q[n];
+        r.template words<n>(offset, h, q);
+        for (int i = 0; i < n / 2; ++i) interleave<4>(q[2 * i], q[2 * i + 1], out[i], out[i + n / 2]);
+    });
 }
 
 // 32 bytes with 128 weights: bits 0-1 of all bytes first, then bits 2-3, and so on.
 template <class I>
 void pairs(const Rows<I>& r, int offset, uint8_t* plane) {
     using Word = typename I::Word;
-    for (int i = 0; i < 2; ++i) {
-        for (int h = 0; h < Rows<I>::halves; ++h) {
-            Word q[4], even[2], odd[2], out[4];
-            r.template words<4>(offset + 16 * i, h, q);
-            interleave<2>(q[0], q[1], even[0], odd[0]);
-            interleave<2>(q[2], q[3], even[1], odd[1]);
-            interleave<4>(even[0], even[1], out[0], out[2]);
-            interleave<4>(odd[0], odd[1], out[1], out[3]);
-            for (int part = 0; part < 4; ++part) r.store(plane, part * 2 + i, h, out[part]);
+    lines<8>(r, plane, [&](int h, Word* out) {
+        Word q[8], even[2], odd[2];
+        r.template words<8>(offset, h, q);
+        for (int i = 0; i < 2; ++i) {
+            interleave<2>(q[4 * i], q[4 * i + 1], even[0], odd[0]);
+            interleave<2>(q[4 * i + 2], q[4 * i + 3], even[1], odd[1]);
+            interleave<4>(even[0], even[1], out[i], out[4 + i]);
+            interleave<4>(odd[0], odd[1], out[2 + i], out[6 + i]);
         }
-    }
+    });
 }
 
 // 32 bytes with 256 weights: bit 0 of all bytes first, then bit 1, and so on.
 template <class I>
 void bits(const Rows<I>& r, int offset, uint8_t* plane) {
     using Word = typename I::Word;
-    for (int h = 0; h < Rows<I>::halves; ++h) {
-        Word q[8], even[4], odd[4];
+    lines<8>(r, plane, [&](int h, Word* out) {
+        Word q[8], part[2][4];  // even and odd bits
         r.template words<8>(offset, h, q);
-        for (int i = 0; i < 4; ++i) interleave<1>(q[2 * i], q[2 * i + 1], even[i], odd[i]);
-        for (int parity = 0; parity < 2; ++parity) {
-            const Word* w = parity ? odd : even;
-            Word low[2], high[2], out[4];
-            interleave<2>(w[0], w[1], low[0], high[0]);
-            interleave<2>(w[2], w[3], low[1], high[1]);
-            interleave<4>(low[0], low[1], out[0], out[2]);
-            interleave<4>(high[0], high[1], out[1], out[3]);
-            for (int i = 0; i < 4; ++i) r.store(plane, 2 * i + parity, h, out[i]);
+        for (int i = 0; i < 4; ++i) interleave<1>(q[2 * i], q[2 * i + 1], part[0][i], part[1][i]);
+        for (int odd = 0; odd < 2; ++odd) {
+            Word low[2], high[2];
+            interleave<2>(part[odd][0], part[odd][1], low[0], high[0]);
+            interleave<2>(part[odd][2], part[odd][3], low[1], high[1]);
+            interleave<4>(low[0], low[1], out[odd], out[4 + odd]);
+            interleave<4>(high[0], high[1], out[2 + odd], out[6 + odd]);
         }
-    }
+    });
 }
 
 // A word with bit i for weight i: four neighbours go to the same bit of four bytes.
