@@ -1,5 +1,8 @@
 """Packing: the fast path writes the bytes of the plain one."""
 
+import mmap
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -47,6 +50,45 @@ def test_threads_share_a_matrix(threads):
     want = pack("portable", "Q4_K", 1000, 256, blocks)
     for isa in _core.isas():
         np.testing.assert_array_equal(pack(isa, "Q4_K", 1000, 256, blocks), want)
+
+
+def resident_bytes(file: Path) -> int:
+    """How much of a mapped file this process holds, from /proc/self/smaps."""
+    total, inside = 0, False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        field, *values = line.split()
+        if not field.endswith(":"):
+            inside = line.endswith(str(file))
+        elif inside and field == "Rss:":
+            total += int(values[0]) * 1024
+    return total
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs Linux")
+def test_packing_lets_go_of_the_file(tmp_path):
+    contents = np.random.default_rng(0).integers(0, 256, 4096 * 18 * 64, dtype=np.uint8)
+    (tmp_path / "blocks").write_bytes(contents.tobytes())
+    with (tmp_path / "blocks").open("rb") as file:
+        mapped = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ), dtype=np.uint8)
+    assert mapped.sum() == contents.sum()  # all pages are there now
+    before = resident_bytes(tmp_path / "blocks")
+    assert before >= contents.nbytes
+    half = len(mapped) // 2
+    second = Matrix.from_gguf("Q4_0", 2048, 2048, mapped[half:])
+    assert resident_bytes(tmp_path / "blocks") <= before // 2
+    first = Matrix.from_gguf("Q4_0", 2048, 2048, mapped[:half].reshape(2048, -1))
+    assert resident_bytes(tmp_path / "blocks") == 0
+    for matrix, blocks in ((first, contents[:half]), (second, contents[half:])):
+        np.testing.assert_array_equal(matrix.planes, Matrix.from_gguf("Q4_0", 2048, 2048, blocks).planes)
+
+
+def test_packing_leaves_what_was_written(tmp_path):
+    (tmp_path / "blocks").write_bytes(bytes(18 * 4096))
+    with (tmp_path / "blocks").open("rb") as file:
+        copy = np.frombuffer(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY), dtype=np.uint8)
+    copy[:] = 7
+    Matrix.from_gguf("Q4_0", 4096, 32, copy)
+    assert (copy == 7).all()
 
 
 def test_planes_must_start_a_cache_line():

@@ -1,5 +1,6 @@
 """Matrices in planes, and products with them."""
 
+import mmap
 from dataclasses import dataclass
 from functools import cache
 
@@ -81,8 +82,30 @@ def plane_bytes(format: str, num_out: int, num_in: int) -> int:
 
 
 def pack(format: str, num_out: int, num_in: int, blocks: np.ndarray, planes: np.ndarray) -> None:
-    """Rearrange GGUF blocks, uint8 of any shape, into `planes` `[plane bytes]`; ValueError: wrong sizes."""
+    """Rearrange GGUF blocks, uint8 of any shape, into `planes` `[plane bytes]`; ValueError: wrong sizes.
+
+    `planes` starts a cache line (`empty_planes`). If `blocks` lie in a mapped file, their pages are let go.
+    """
     _core.pack(format, num_out, num_in, blocks.reshape(-1), planes)
+    _release(blocks)
+
+
+def _release(blocks: np.ndarray) -> None:
+    """Unmap the pages of a mapped file behind `blocks`: memory shall not hold a model twice.
+
+    They stay in the system's file cache as long as there is room. What can be written to, or is no mapped
+    file, is left alone.
+    """
+    owner: object = blocks
+    while isinstance(owner, np.ndarray):
+        owner = owner.base
+    if isinstance(owner, memoryview):
+        owner = owner.obj
+    if not isinstance(owner, mmap.mmap) or blocks.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
+        return
+    offset = blocks.ctypes.data - np.frombuffer(owner, dtype=np.uint8).ctypes.data
+    page = offset // mmap.PAGESIZE * mmap.PAGESIZE
+    owner.madvise(mmap.MADV_DONTNEED, page, offset + blocks.nbytes - page)
 
 
 def pack_scales(num_out: int, num_in: int, scales: np.ndarray, planes: np.ndarray) -> None:
