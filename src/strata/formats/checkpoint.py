@@ -43,6 +43,14 @@ class Checkpoint(ABC):
         blocks of the tensor's `format` one after the other."""
         return None
 
+    def read_fp8(self, name: str, index: int | None = None) -> "tuple[torch.Tensor, torch.Tensor]":
+        """A matrix whose `format` is F8_E4M3, or the slice `[index]` of such a stack, as it is stored.
+
+        Returns:
+            The codes, uint8 `[out, in]`, and float32 scales `[ceil(out / 128), ceil(in / 128)]`.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     def read_rows(self, name: str, rows: "torch.Tensor") -> "torch.Tensor":
         """Decode rows (int64 `[n]`) of a 2-D tensor to float32 `[n, in]` without touching the others."""

@@ -16,7 +16,8 @@ from safetensors import SafetensorError, safe_open
 from strata.errors import ModelFileError, UnsupportedModelError
 
 # Element types that can be read, by safetensors' name, which is also ggml's, and their bytes.
-_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2}
+_ELEMENT_BYTES = {"F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1}
+_SCALE_BLOCK = 128  # rows and columns of an F8_E4M3 matrix that share a scale
 
 
 class Reader:
@@ -67,7 +68,7 @@ class Reader:
 
         Raises:
             ModelFileError: there is no such tensor.
-            UnsupportedModelError: its elements are not float32, float16 or bfloat16.
+            UnsupportedModelError: its elements are none of `_ELEMENT_BYTES`.
         """
         if name not in self._handles:
             raise ModelFileError(f"{self.folder}: tensor {name} is missing")
@@ -106,6 +107,14 @@ class Recipe(ABC):
     def read(self) -> torch.Tensor:
         """The whole tensor, float32."""
 
+    def read_fp8(self, index: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        """A matrix whose `format` is F8_E4M3, or slice `[index]` of a stack of them, as it is stored.
+
+        Returns:
+            The codes, uint8 `[out, in]`, and float32 scales `[ceil(out / 128), ceil(in / 128)]`.
+        """
+        raise NotImplementedError
+
     def read_slice(self, index: int) -> torch.Tensor:
         """Slice `[index]` of the first dimension, float32."""
         return self.read()[index]
@@ -116,22 +125,47 @@ class Recipe(ABC):
 
 
 class Plain(Recipe):
-    """Tensor `name` as it is. Float32 ones are views of the mapped file, so they cost no memory."""
+    """Tensor `name` as it is. Float32 ones are views of the mapped file, so they cost no memory.
+
+    F8_E4M3 is for matrices, and `X_scale_inv` holds their factors, one for a block of 128 x 128.
+    """
 
     def __init__(self, reader: Reader, name: str):
         self.reader = reader
         self.name = name
         self.shape, self.format = reader.describe(name)
         self.num_bytes = math.prod(self.shape) * _ELEMENT_BYTES[self.format]
+        self.scales = self._find_scales() if self.format == "F8_E4M3" else None
+
+    def _find_scales(self) -> "Plain":
+        where = f"{self.reader.folder}: tensor {self.name} is stored as F8_E4M3"
+        if len(self.shape) != 2:
+            raise UnsupportedModelError(f"{where} with shape {list(self.shape)}; Strata reads matrices of it")
+        scales = Plain(self.reader, f"{self.name}_scale_inv")
+        expected = tuple(-(-n // _SCALE_BLOCK) for n in self.shape)
+        if scales.shape != expected:
+            raise ModelFileError(f"{where} with scales {list(scales.shape)}, expected {list(expected)}")
+        self.num_bytes += scales.num_bytes
+        return scales
 
     def read(self) -> torch.Tensor:
-        return self.reader.view(self.name).float()
+        return self._decode(self.reader.view(self.name), torch.arange(self.shape[0]) if self.scales else None)
 
     def read_slice(self, index: int) -> torch.Tensor:
-        return self.reader.view(self.name)[index].float()
+        return self._decode(self.reader.view(self.name)[index], torch.tensor(index))
 
     def read_rows(self, rows: torch.Tensor) -> torch.Tensor:
-        return self.reader.view(self.name)[rows].float()
+        return self._decode(self.reader.view(self.name)[rows], rows)
+
+    def _decode(self, stored: torch.Tensor, rows: torch.Tensor | None) -> torch.Tensor:
+        if self.scales is None:
+            return stored.float()
+        scales = self.scales.read()[rows // _SCALE_BLOCK].repeat_interleave(_SCALE_BLOCK, dim=-1)
+        return stored.float() * scales[..., : self.shape[1]]
+
+    def read_fp8(self, index: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        assert self.scales is not None and index is None
+        return self.reader.view(self.name).view(torch.uint8), self.scales.read()
 
 
 class Values(Recipe):
@@ -145,6 +179,11 @@ class Values(Recipe):
 
     def read(self) -> torch.Tensor:
         return self.values
+
+
+def _decoded(format: str) -> str:
+    """The format in which a part or a function of a tensor is given: blocks of scales do not survive."""
+    return "F32" if format == "F8_E4M3" else format
 
 
 class Map(Recipe):
@@ -165,7 +204,7 @@ class Map(Recipe):
         self.source = source
         self.function = function
         self.shape = source.shape if shape is None else shape
-        self.format = source.format
+        self.format = _decoded(source.format)
         self.num_bytes = source.num_bytes
 
     def read(self) -> torch.Tensor:
@@ -183,7 +222,8 @@ class Stack(Recipe):
                 )
         self.sources = sources
         self.shape = (len(sources), *sources[0].shape)
-        self.format = sources[0].format
+        formats = {source.format for source in sources}
+        self.format = formats.pop() if len(formats) == 1 else "F32"
         self.num_bytes = sum(source.num_bytes for source in sources)
 
     def read(self) -> torch.Tensor:
@@ -191,6 +231,10 @@ class Stack(Recipe):
 
     def read_slice(self, index: int) -> torch.Tensor:
         return self.sources[index].read()
+
+    def read_fp8(self, index: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+        assert index is not None
+        return self.sources[index].read_fp8(None)
 
 
 class Part(Recipe):
@@ -201,7 +245,7 @@ class Part(Recipe):
             raise ModelFileError(f"a tensor of shape {list(source.shape)} has no rows {begin} to {end}")
         self.source, self.dim, self.begin, self.end = source, dim, begin, end
         self.shape = (*source.shape[:dim], end - begin, *source.shape[dim + 1 :])
-        self.format = source.format
+        self.format = _decoded(source.format)
         self.num_bytes = source.num_bytes // source.shape[dim] * (end - begin)
 
     def read(self) -> torch.Tensor:
@@ -232,7 +276,7 @@ class Concat(Recipe):
                 )
         self.sources, self.dim = sources, dim
         self.shape = (*first[:dim], sum(source.shape[dim] for source in sources), *first[dim + 1 :])
-        self.format = sources[0].format
+        self.format = _decoded(sources[0].format)
         self.num_bytes = sum(source.num_bytes for source in sources)
 
     def read(self) -> torch.Tensor:

@@ -91,8 +91,9 @@ class HFConfig(dict[str, Any]):
 class SafetensorsCheckpoint(Checkpoint):
     """A model in Hugging Face's layout: one safetensors file, or several with their index.
 
-    Elements may be float32, float16 or bfloat16. Float32 tensors that are taken as they are come back as
-    views of the mapped file and must not be written to.
+    Elements may be float32, float16 or bfloat16, and F8_E4M3 in matrices with a scale for each 128 x 128
+    block. Float32 tensors that are taken as they are come back as views of the mapped file and must not be
+    written to.
 
     Args:
         path: the folder.
@@ -128,6 +129,9 @@ class SafetensorsCheckpoint(Checkpoint):
         recipe = self._recipes[name]
         return recipe.read() if index is None else recipe.read_slice(index)
 
+    def read_fp8(self, name: str, index: int | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        return self._recipes[name].read_fp8(index)
+
     def read_rows(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         return self._recipes[name].read_rows(rows)
 
@@ -140,13 +144,22 @@ def _table(config: HFConfig) -> Table:
             f"{config.path}: model_type {model_type!r} is not supported; "
             f"Strata knows {', '.join(sorted(MODEL_TYPES))}"
         )
-    if quantization := config.value("quantization_config"):
-        method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-        raise UnsupportedModelError(
-            f"{config.path}: the weights are quantised with {method!r}; Strata reads float32, float16 and "
-            "bfloat16 safetensors, and quantised models as GGUF"
-        )
+    _check_quantization(config, config.value("quantization_config"))
     return import_module(f"strata.formats.{module}").TABLES[model_type]
+
+
+def _check_quantization(config: HFConfig, quantization: Any) -> None:
+    """Of the ways to quantise there is one that Strata reads: fp8 with a scale for each 128 x 128 block."""
+    if not quantization:
+        return
+    fields = quantization if isinstance(quantization, dict) else {"quant_method": quantization}
+    method, block = fields.get("quant_method"), fields.get("weight_block_size")
+    if method != "fp8" or block != [128, 128] or fields.get("fmt", "e4m3") != "e4m3":
+        of_blocks = "" if method != "fp8" else f" in blocks of {block}"
+        raise UnsupportedModelError(
+            f"{config.path}: the weights are quantised with {method!r}{of_blocks}; Strata reads float32, "
+            "float16, bfloat16 and fp8 (e4m3, blocks of [128, 128]) safetensors, and quantised models as GGUF"
+        )
 
 
 def _read_json(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import torch
 from strata.formats.checkpoint import Checkpoint
 from strata.layers.weights import Stack, Weights
 from strata.native import ExpertPlanes, Experts, Matrix, _core, formats, ops
-from strata.native.matrix import empty_planes, pack, plane_bytes
+from strata.native.matrix import empty_planes, pack, pack_scales, plane_bytes
 
 _FLOAT_TYPES = {"BF16": torch.bfloat16, "F16": torch.float16}
 
@@ -90,6 +90,9 @@ class PlaneWeights(Weights):
 
     def _pack_matrix(self, name: str) -> _core.Matrix:
         format, scale = self._format(name), self.scale(name)
+        if format == "F8_E4M3":
+            codes, scales = self.checkpoint.read_fp8(name)
+            return Matrix.from_fp8(*self.matrices[name], codes.numpy(), scales.numpy()).core
         blocks = self._blocks(name, None, format)
         return Matrix.from_gguf(
             format, *self.matrices[name], blocks, 1 if scale is None else scale.item()
@@ -103,6 +106,11 @@ class PlaneWeights(Weights):
         size = plane_bytes(format, stack.num_out, stack.num_in)
         planes = empty_planes(stack.experts * size).reshape(stack.experts, size)
         for expert in range(stack.experts):
+            if format == "F8_E4M3":
+                codes, scales = self.checkpoint.read_fp8(*stack.slice(expert))
+                pack(format, stack.num_out, stack.num_in, codes.numpy(), planes[expert])
+                pack_scales(stack.num_out, stack.num_in, scales.numpy(), planes[expert])
+                continue
             blocks = self._blocks(*stack.slice(expert), format).reshape(-1)
             row_bytes = len(blocks) // self._num_rows(stack)
             first = stack.first_row * row_bytes
