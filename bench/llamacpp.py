@@ -92,12 +92,15 @@ class LlamaCpp:
 _FILE_TYPES = {"Q3_K": "Q3_K_S", "Q4_K": "Q4_K_S", "Q5_K": "Q5_K_S", "IQ2_S": "IQ2_M", "MXFP4": "MXFP4_MOE"}
 
 
-def quantize(source: Path, out: Path, format: str, threads: int) -> None:
+def quantize(source: Path, out: Path, format: str, threads: int, experts_only: bool = False) -> None:
     """Write `source` anew with every matrix in `format` where its rows allow, by llama.cpp's own quantiser.
 
     Formats of three bits and fewer ask for an importance matrix: every weight is declared equally important.
+    With `experts_only` just the experts' gate and up matrices are in `format`, the others in Q8_0.
     """
-    from strata.models import open_checkpoint  # not needed, and slow to import, where speed is measured
+    # not needed, and slow to import, where speed is measured
+    from strata.formats.quants import FORMATS
+    from strata.models import open_checkpoint
 
     checkpoint = open_checkpoint(source)
     ones: list[llama_cpp.llama_model_imatrix_data] = []
@@ -111,9 +114,14 @@ def quantize(source: Path, out: Path, format: str, threads: int) -> None:
             ones.append(llama_cpp.llama_model_imatrix_data(tensor.name.encode(), pointer, values.size))
     ones.append(llama_cpp.llama_model_imatrix_data(None, None, 0))
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{_FILE_TYPES.get(format, format)}")
+    file_type = "Q8_0" if experts_only else _FILE_TYPES.get(format, format)
+    params.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{file_type}")
+    if experts_only:
+        type_id = FORMATS[format].ggml_id
+        override = llama_cpp.llama_model_tensor_override(b"ffn_(gate|up)_exps", type_id)
+        params.tt_overrides = (llama_cpp.llama_model_tensor_override * 2)(override)  # a zero ends the list
     params.nthread = threads
-    params.pure = True
+    params.pure = not experts_only
     params.allow_requantize = True
     params.imatrix = (llama_cpp.llama_model_imatrix_data * len(ones))(*ones)
     status = llama_cpp.llama_model_quantize(str(source).encode(), str(out).encode(), ctypes.byref(params))

@@ -2,9 +2,11 @@
 
     python bench/perplexity_by_format.py [--formats Q4_K,...] [--model FILE.gguf] [--text FILE] [--json FILE]
 
-llama.cpp's own quantiser writes the model, the embedded one unless another is named, with every matrix in the
-format, or the one it falls back to where rows are no multiple of its block. Both engines score the same
-windows of 1,024 tokens of the same file.
+llama.cpp's own quantiser writes the model, the embedded one unless another is named, with every matrix in
+the format, or in the one it falls back to where rows are no multiple of its block. A model all of whose
+matrices have two bits or fewer says nothing any more: those formats are given to the experts' gate and up
+matrices alone, as published files do, and Q8_0 to the rest. Both engines score the same windows of 1,024
+tokens of the same file.
 """
 
 import argparse
@@ -21,23 +23,10 @@ from strata.hardware.cpu import usable_cpus
 from strata.options import EMBEDDED_MODEL
 
 FORMATS = [
-    *(
-        "BF16",
-        "F16",
-        "Q8_0",
-        "Q6_K",
-        "Q5_K",
-        "Q5_1",
-        "Q5_0",
-        "Q4_K",
-        "Q4_1",
-        "Q4_0",
-        "IQ4_NL",
-        "IQ4_XS",
-        "MXFP4",
-    ),
-    *("Q3_K", "IQ3_S", "IQ3_XXS", "Q2_K", "Q2_0", "IQ2_S", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"),
-]
+    "BF16", "F16", "Q8_0", "Q6_K", "Q5_K", "Q5_1", "Q5_0", "Q4_K", "Q4_1", "Q4_0", "IQ4_NL", "IQ4_XS",
+    "MXFP4", "Q3_K", "IQ3_S", "IQ3_XXS", "Q2_K", "IQ2_S", "IQ2_XS", "IQ2_XXS", "Q2_0", "IQ1_M", "IQ1_S",
+]  # fmt: skip
+EXPERTS_ONLY = {"Q2_0", "IQ2_XS", "IQ2_XXS", "IQ1_M", "IQ1_S"}
 HELD_OUT = Path(__file__).parents[1] / "tests" / "data" / "heldout.txt"
 
 
@@ -54,7 +43,7 @@ def measure(source: Path, format: str, windows: list[list[int]], threads: int) -
     """A line of the table."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / f"{format}.gguf"
-        quantize(source, path, format, threads)
+        quantize(source, path, format, threads, experts_only=format in EXPERTS_ONLY)
         return {"name": format, **compare(path, windows, threads)}
 
 
