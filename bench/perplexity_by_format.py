@@ -3,10 +3,10 @@
     python bench/perplexity_by_format.py [--formats Q4_K,...] [--model FILE.gguf] [--text FILE] [--json FILE]
 
 llama.cpp's own quantiser writes the model, the embedded one unless another is named, with every matrix in
-the format, or in the one it falls back to where rows are no multiple of its block. A model all of whose
-matrices have two bits or fewer says nothing any more: those formats are given to the experts' gate and up
-matrices alone, as published files do, and Q8_0 to the rest. Both engines score the same windows of 1,024
-tokens of the same file.
+the format, or in the one it falls back to where rows are no multiple of its block. Most formats of about
+two bits are given to the experts' gate and up matrices alone, and Q8_0 to the rest, as published files mix
+them: a model wholly rounded to so few values predicts too badly to compare anything. Both engines score the
+same windows of 1,024 tokens of the same file.
 """
 
 import argparse
