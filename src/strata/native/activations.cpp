@@ -7,6 +7,12 @@ namespace strata {
 
 namespace {
 
+int sum16(const int8_t* codes) {
+    int sum = 0;
+    for (int i = 0; i < 16; ++i) sum += codes[i];
+    return sum;
+}
+
 size_t round_up(size_t n, size_t to) { return (n + to - 1) / to * to; }
 
 }  // namespace
@@ -53,10 +59,8 @@ void Activations::quantize_panel(int i, const float* x, size_t stride, QuantizeB
             quantize(row + first, n, block, &scales[first / kActivationBlock * width + m]);
             for (int j = 0; j < n / 4; ++j) std::memcpy(&codes[place(p, m, first / 4 + j)], block + j * 4, 4);
             for (int s = 0; s < n / kStep; ++s) {
-                int pair[2] = {0, 0};
-                for (int j = 0; j < kStep; ++j) pair[j / 16] += block[s * kStep + j];
-                sums[(first / kStep + s) * width + m] =
-                    static_cast<uint16_t>(pair[0]) | static_cast<uint32_t>(pair[1]) << 16;
+                uint32_t low = sum16(block + s * kStep), high = sum16(block + s * kStep + 16);
+                sums[(first / kStep + s) * width + m] = (low & 0xFFFF) | high << 16;
             }
         }
     }
