@@ -47,6 +47,10 @@ LINES: dict[str, list] = {
     "stranded": ["<think>", "\nNow.\n", "<tool_call>", "\n<function=now>\n</function>\n", "</tool_call>"],
     "rest of a call": ["<parameter=city>\n", "Bonn", "\n</parameter>\n", "</function>\n", "</tool_call>"],
     "name and rest": ["now", ">\n</function>\n", "</tool_call>"],
+    "rest of thinking": [
+        *("I look.\n", "</think>", "\n\n", "Reading.", "\n\n", "<tool_call>", "\n<function=Read>\n"),
+        *("<parameter=file_path>\n", "/src/a.py", "\n</parameter>\n</function>\n", "</tool_call>"),
+    ],
     "thoughts": ["one ", "two ", "three ", "four"],
     "loop": ["so ", "again "] * 700,
     **{f"voice {i}": [f"{i}-{j} " for j in range(20)] for i in range(12)},

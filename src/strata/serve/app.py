@@ -8,7 +8,7 @@ from fastapi.responses import JSONResponse
 
 from strata import __version__
 from strata.options import Options
-from strata.serve import errors, openai
+from strata.serve import anthropic, errors, openai
 from strata.serve.backend import Backend
 from strata.serve.guard import Guard, check_exposure, has_key
 
@@ -17,6 +17,8 @@ ENDPOINTS = {
     "GET /v1/models": "the model served",
     "POST /v1/chat/completions": "OpenAI chat completions, streaming or not",
     "POST /v1/completions": "OpenAI completions, streaming or not",
+    "POST /v1/messages": "Anthropic messages, streaming or not",
+    "POST /v1/messages/count_tokens": "the tokens of their prompt",
 }
 
 
@@ -45,16 +47,17 @@ def create_app(settings: Options) -> FastAPI:
         title="Strata", version=__version__, lifespan=lifespan, openapi_url=None, redirect_slashes=False
     )
     app.state.backend = backend
-    app.include_router(openai.router)
+    for protocol in (openai, anthropic):
+        app.include_router(protocol.router)
     app.add_middleware(Guard, options=settings)
     errors.install(app)
 
-    @app.get("/")
+    @app.api_route("/", methods=["GET", "HEAD"])
     async def index() -> dict:
         """What there is."""
         return {"name": "Strata", "version": __version__, "endpoints": ENDPOINTS}
 
-    @app.get("/health")
+    @app.api_route("/health", methods=["GET", "HEAD"])
     async def health(request: Request) -> JSONResponse:
         """200 if requests are answered now, else 503; details only for who has the key."""
         state = await backend.health()

@@ -10,7 +10,7 @@ from pydantic_core import from_json
 
 from strata.errors import RequestError
 from strata.serve.errors import CLIENT_GONE, from_validation
-from strata.serve.sse import ClientGone, EventStream, until_gone, with_pauses
+from strata.serve.sse import COMPLETIONS, ClientGone, EventStream, Wire, until_gone, with_pauses
 
 BODY_LIMIT = 64 << 20  # bytes of a request
 
@@ -62,6 +62,7 @@ async def respond(
     whole: Callable[[], Awaitable[dict]],
     events: AsyncGenerator[bytes, None] | None,
     keep_alive_s: float,
+    wire: Wire = COMPLETIONS,
 ) -> Response:
     """Answer the client; its leaving cancels the work.
 
@@ -69,13 +70,14 @@ async def respond(
         request: the client's.
         whole: makes the response, unless it streams.
         events: those of a stream; None if the client asked for none.
-        keep_alive_s: a silent stream gets a comment after so many seconds.
+        keep_alive_s: a silent stream says so after so many seconds.
+        wire: what a stream of this protocol says beside the answer.
     """
     try:
         if events is None:
             return JSONResponse(await until_gone(request, whole))
         paused = with_pauses(events, keep_alive_s)
         # What is wrong with the request shows before the first event, while a status can still say it.
-        return EventStream(await until_gone(request, lambda: anext(paused)), paused)
+        return EventStream(await until_gone(request, lambda: anext(paused)), paused, wire)
     except ClientGone:
         return Response(status_code=CLIENT_GONE)

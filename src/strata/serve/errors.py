@@ -1,6 +1,6 @@
 """Errors as OpenAI's clients expect them: `{"error": {"message", "type", "param", "code"}}`."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI, Request, Response
 from fastapi.responses import JSONResponse
@@ -10,6 +10,7 @@ from starlette.requests import ClientDisconnect
 
 from strata.engine.client import EngineError
 from strata.errors import RequestError
+from strata.serve.anthropic_errors import anthropic_body, is_anthropic
 
 _STATUS = {
     "model_not_found": 404,
@@ -58,10 +59,15 @@ def describe(error: Exception) -> tuple[int, dict]:
     return 500, envelope(500, message, code="internal_error")
 
 
-def error_response(error: Exception) -> JSONResponse:
+def error_response(error: Exception, path: str) -> JSONResponse:
     """The HTTP response of an exception."""
     status, body = describe(error)
-    return JSONResponse(body, status, headers=_NO_RETRY if status in (500, 501) else None)
+    return as_response(status, body, path, _NO_RETRY if status in (500, 501) else None)
+
+
+def as_response(status: int, body: dict, path: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """The HTTP response of an error, see `envelope`, in the form of the endpoint at `path`."""
+    return JSONResponse(anthropic_body(status, body) if is_anthropic(path) else body, status, headers)
 
 
 def from_validation(error: ValidationError) -> RequestError:
@@ -91,7 +97,7 @@ def install(app: FastAPI) -> None:
     """Let every error of the application leave in the envelope."""
 
     def ours(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)
+        return error_response(error, request.url.path)
 
     def http(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, HTTPException)
@@ -100,10 +106,10 @@ def install(app: FastAPI) -> None:
             404: f"there is no {path}; GET / lists what there is",
             405: f"{path} does not take {request.method}",
         }.get(status, str(error.detail))
-        return JSONResponse(envelope(status, message), status, headers=error.headers)
+        return as_response(status, envelope(status, message), path, error.headers)
 
     def unexpected(request: Request, error: Exception) -> JSONResponse:
-        return error_response(error)  # the server logs what it was
+        return error_response(error, request.url.path)  # the server logs what it was
 
     def gone(request: Request, error: Exception) -> Response:
         return Response(status_code=CLIENT_GONE)  # it left before its request had arrived in full

@@ -9,7 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from strata.errors import StrataError
 from strata.options import Options
-from strata.serve.errors import envelope
+from strata.serve.errors import as_response, envelope
 
 _OPEN_PATHS = ("/health", "/")  # for probes; without the key they tell no more than the status
 
@@ -35,9 +35,13 @@ def has_key(headers: Headers, api_key: str | None) -> bool:
     """Whether a request may do everything."""
     if api_key is None:
         return True
-    scheme, _, given = headers.get("authorization", "").partition(" ")
-    matches = hmac.compare_digest(given.strip().encode("latin-1", "replace"), api_key.encode())
-    return scheme.lower() == "bearer" and matches
+    scheme, _, bearer = headers.get("authorization", "").partition(" ")
+    given = [bearer] if scheme.lower() == "bearer" else []
+    given += [headers["x-api-key"]] if "x-api-key" in headers else []
+    matches = [
+        hmac.compare_digest(key.strip().encode("latin-1", "replace"), api_key.encode()) for key in given
+    ]
+    return any(matches)
 
 
 class Guard:
@@ -63,11 +67,11 @@ class Guard:
         host = headers.get("host")
         if is_loopback(self._options.host) and host is not None and not is_loopback(_without_port(host)):
             message = f"this server answers to localhost only, not to {host!r}"
-            return JSONResponse(envelope(403, message, code="host_not_allowed"), 403)
+            return as_response(403, envelope(403, message, code="host_not_allowed"), scope["path"])
         if scope["path"] not in _OPEN_PATHS and not has_key(headers, self._options.api_key):
-            message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+            message = "the API key is missing or wrong; send Authorization: Bearer KEY, or X-Api-Key: KEY"
             body = envelope(401, message, code="invalid_api_key")
-            return JSONResponse(body, 401, headers={"WWW-Authenticate": "Bearer"})
+            return as_response(401, body, scope["path"], {"WWW-Authenticate": "Bearer"})
         return None
 
 

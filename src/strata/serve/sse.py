@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from fastapi import Request, Response
@@ -25,6 +26,27 @@ class ClientGone(Exception):
 def event(data: dict) -> bytes:
     """One whole event; JSON text has no raw line end, so it is one line."""
     return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+
+
+def named_event(name: str, data: dict) -> bytes:
+    """One whole event with a name."""
+    return b"event: " + name.encode() + b"\n" + event(data)
+
+
+@dataclass(frozen=True, slots=True)
+class Wire:
+    """What a protocol writes into a stream beside the answer.
+
+    Args:
+        silence: written after a silence.
+        failure: the event of an error, which ends the stream.
+    """
+
+    silence: bytes
+    failure: Callable[[Exception], bytes]
+
+
+COMPLETIONS = Wire(KEEP_ALIVE, lambda error: event(describe(error)[1]))
 
 
 async def with_pauses(events: AsyncGenerator[T, None], pause_s: float) -> AsyncGenerator[T | None, None]:
@@ -80,16 +102,19 @@ class EventStream(Response):
 
     Args:
         first: sent at once: what `events` gave first.
-        events: the other events; None becomes a keep-alive comment.
+        events: the other events; None is a silence.
+        wire: what is written then, and on an error.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, first: bytes | None, events: AsyncGenerator[bytes | None, None]):
+    def __init__(
+        self, first: bytes | None, events: AsyncGenerator[bytes | None, None], wire: Wire = COMPLETIONS
+    ):
         # The last header asks nginx not to collect the stream.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._first, self._events = first, events
+        self._first, self._events, self._wire = first, events, wire
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(_disconnect(receive))
@@ -104,21 +129,20 @@ class EventStream(Response):
     async def _send(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         try:
-            await _send_part(send, self._first)
+            await self._send_part(send, self._first)
             async for part in self._events:
-                await _send_part(send, part)
+                await self._send_part(send, part)
         except OSError:  # the client left while we wrote
             return
         except Exception as error:
             if not isinstance(error, StrataError):
                 _log.error("a stream failed", exc_info=error)
-            await _send_part(send, event(describe(error)[1]))
+            await self._send_part(send, self._wire.failure(error))
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
-
-async def _send_part(send: Send, part: bytes | None) -> None:
-    body = KEEP_ALIVE if part is None else part
-    await send({"type": "http.response.body", "body": body, "more_body": True})
+    async def _send_part(self, send: Send, part: bytes | None) -> None:
+        body = self._wire.silence if part is None else part
+        await send({"type": "http.response.body", "body": body, "more_body": True})
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -1,0 +1,237 @@
+"""The requests of `/v1/messages` and `/v1/messages/count_tokens`.
+
+Facts from Anthropic's API reference (messages/create, messages/count_tokens) and its documents on extended
+and adaptive thinking, tool use and context editing. A field that would change the answer and is not served
+is refused by name.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from strata.engine.messages import SamplingParams
+from strata.errors import RequestError
+from strata.serve.anthropic_blocks import (
+    CacheControl,
+    InputMessage,
+    SystemContent,
+    openai_messages,
+    system_text,
+)
+from strata.serve.chat import Effort, Thinking, Turn
+from strata.serve.chat_schemas import MAX_TOOLS
+from strata.serve.messages import Message
+from strata.serve.schemas import Strict
+
+# What cannot change an answer here: bookkeeping of Anthropic's own platform.
+_HARMLESS = {"metadata", "service_tier", "inference_geo", "diagnostics", "user_profile_id", "workspace_id"}
+# Sound, and not served: what they may be all the same, because it asks for nothing.
+_NOT_SERVED: dict[str, tuple[Any, ...]] = {
+    "container": (),
+    "mcp_servers": ([],),
+    "fallbacks": ([],),
+    "compaction": (),
+    "thread": (),
+    "speed": ("standard",),
+    "billing_policy": (),
+    "fallback_credit_token": (),
+}
+
+
+class CustomTool(Strict):
+    """A tool that the client runs."""
+
+    type: Literal["custom"] | None = None
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
+    description: str | None = None
+    input_schema: dict[str, Any]
+    input_examples: list[dict[str, Any]] | None = None
+    strict: bool | None = None
+    cache_control: CacheControl | None = None
+    eager_input_streaming: bool | None = None  # arguments always stream as they are written
+    defer_loading: Literal[False] | None = None
+    allowed_callers: list[Literal["direct"]] | None = None
+
+    def plain(self) -> dict[str, Any]:
+        """The tool in OpenAI's form."""
+        texts = [self.description or ""]
+        texts += [f"Example: {json.dumps(e, ensure_ascii=False)}" for e in self.input_examples or ()]
+        description = "\n".join(text for text in texts if text)
+        function: dict[str, Any] = {"name": self.name} | ({"description": description} if description else {})
+        return {"type": "function", "function": function | {"parameters": self.input_schema}}
+
+
+def _tools(value: Any) -> Any:
+    for i, tool in enumerate(value if isinstance(value, list) else ()):
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "custom":
+            raise ValueError(f"tool {i} is of type {kind!r}; this server takes tools with an input_schema")
+    return value
+
+
+class ToolChoice(Strict):
+    """Whether the model may, must or must not call tools."""
+
+    type: Literal["auto", "any", "tool", "none"]
+    name: str | None = None
+    disable_parallel_tool_use: bool = False
+
+
+class ThinkingConfig(Strict):
+    """Whether and how long the model thinks. `omitted` thinking is done and not shown."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: Annotated[int | None, Field(ge=1, lt=2**63)] = None
+    display: Literal["summarized", "omitted"] | None = None
+
+    @model_validator(mode="after")
+    def _agree(self) -> Self:
+        if (self.type == "enabled") != (self.budget_tokens is not None):
+            needs = "needs" if self.type == "enabled" else "has no"
+            raise RequestError(
+                f"thinking.budget_tokens: thinking of type {self.type!r} {needs} budget",
+                "thinking.budget_tokens",
+            )
+        return self
+
+
+class OutputConfig(Strict):
+    """How hard the model tries, and the form of what it writes."""
+
+    effort: Effort | None = None
+    format: dict[str, Any] | None = None
+
+
+class ThinkingTurns(Strict):
+    """The last turns of the assistant whose thinking is kept."""
+
+    type: Literal["thinking_turns"]
+    value: Annotated[int, Field(ge=1)]
+
+
+class ClearThinking(Strict):
+    """Thinking of earlier turns is taken out of the prompt."""
+
+    type: Literal["clear_thinking_20251015"]
+    keep: Literal["all"] | ThinkingTurns = ThinkingTurns(type="thinking_turns", value=1)
+
+
+class ContextManagement(Strict):
+    """What is taken out of the prompt."""
+
+    edits: Annotated[list[ClearThinking], Field(max_length=1, default_factory=list)]
+
+
+def _prepared(body: Any) -> Any:
+    """The body without what is null or harmless; refuses what is not served."""
+    if not isinstance(body, Mapping):
+        return body
+    for name, allowed in _NOT_SERVED.items():
+        if (value := body.get(name)) is not None and value not in allowed:
+            raise RequestError(f"{name}: not served here", name, "unsupported_parameter")
+    dropped = _HARMLESS | _NOT_SERVED.keys()
+    return {name: value for name, value in body.items() if value is not None and name not in dropped}
+
+
+class CountRequest(Strict):
+    """`POST /v1/messages/count_tokens`: what makes the prompt."""
+
+    model: str
+    messages: Annotated[list[InputMessage], Field(min_length=1)]
+    system: SystemContent = ""
+    tools: Annotated[
+        list[CustomTool], BeforeValidator(_tools), Field(max_length=MAX_TOOLS, default_factory=list)
+    ]
+    tool_choice: ToolChoice = ToolChoice(type="auto")
+    thinking: ThinkingConfig = ThinkingConfig(type="disabled")
+    output_config: OutputConfig = OutputConfig()
+    context_management: ContextManagement = ContextManagement()
+    cache_control: CacheControl | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _prepare(cls, body: Any) -> Any:
+        return _prepared(body)
+
+    @model_validator(mode="after")
+    def _agree_on_tools(self) -> Self:
+        names = [tool.name for tool in self.tools]
+        if twice := next((name for name in names if names.count(name) > 1), None):
+            raise RequestError(f"tools: two tools are named {twice!r}", "tools")
+        choice = self.tool_choice
+        if choice.type in ("any", "tool") and not names:
+            raise RequestError("tool_choice: asks for a call, and no tools are given", "tool_choice")
+        if choice.type == "tool" and choice.name not in names:
+            raise RequestError(f"tool_choice.name: no tool is named {choice.name!r}", "tool_choice.name")
+        if self.messages[-1].role == "assistant":
+            raise RequestError(
+                "messages: the last one is the assistant's; this server does not go on from one", "messages"
+            )
+        return self
+
+    def check_served(self) -> None:
+        """Refuse what needs tokens to be masked by a grammar; raises RequestError `not_implemented`."""
+        if self.output_config.format is not None:
+            field = "output_config.format"
+            raise RequestError(f"{field}: not served yet; leave it out", field, "not_implemented")
+        strict = (i for i, tool in enumerate(self.tools) if tool.strict)
+        if self.tool_choice.type != "none" and (i := next(strict, None)) is not None:
+            field = f"tools[{i}].strict"
+            raise RequestError(f"{field}: not served yet; leave it out", field, "not_implemented")
+
+    def turn(self, stops: list[str] | None = None) -> Turn:
+        """What the client asks for, in the words of every protocol."""
+        choice = self.tool_choice
+        forced = {"any": [tool.name for tool in self.tools], "tool": [choice.name]}.get(choice.type, ())
+        return Turn(
+            messages=self._messages(),
+            tools=[] if choice.type == "none" else [tool.plain() for tool in self.tools],
+            forced=forced,
+            parallel=not choice.disable_parallel_tool_use,
+            thinking=self._thinking(),
+            stops=stops or (),
+        )
+
+    def _messages(self) -> list[Message]:
+        system = system_text(self.system)
+        messages = openai_messages(self.messages)
+        for edit in self.context_management.edits:
+            if edit.keep != "all":
+                turns = [m for m in messages if "reasoning_content" in m]
+                for message in turns[: -edit.keep.value]:
+                    del message["reasoning_content"]
+        return [{"role": "system", "content": system}, *messages] if system else messages
+
+    def _thinking(self) -> Thinking:
+        if self.thinking.type == "disabled":
+            return Thinking(enabled=False)
+        return Thinking(enabled=True, budget=self.thinking.budget_tokens, effort=self.output_config.effort)
+
+
+class MessagesRequest(CountRequest):
+    """`POST /v1/messages`. `seed`, `min_p` and `repetition_penalty` are those of chat completions."""
+
+    max_tokens: Annotated[int, Field(ge=1, lt=2**63)]
+    stop_sequences: Annotated[list[str], Field(default_factory=list)]
+    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
+    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
+    stream: bool = False
+
+    def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
+        """The engine's parameters; `stop_ids` are the model's."""
+        return SamplingParams(
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            seed=self.seed,
+            max_tokens=self.max_tokens,
+            stop_ids=sorted(stop_ids),
+        )
