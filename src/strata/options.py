@@ -128,6 +128,16 @@ class Options(BaseModel):
         Flag("SECONDS"),
         Field(ge=0.05, le=3600, description="A silent stream gets a comment after this many seconds."),
     ] = 10.0
+    cors_origins: Annotated[
+        str | None,
+        Scope("serve"),
+        Flag("ORIGINS"),
+        Field(
+            pattern=r"^(\*|https?://[^\s/,]+(,\s*https?://[^\s/,]+)*)$",
+            description="Sites whose pages may use the server, e.g. https://a.example,http://localhost:3000; "
+            "* for all, none when not given.",
+        ),
+    ] = None
     attached: Annotated[
         bool,
         Scope("serve"),

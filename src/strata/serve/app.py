@@ -8,8 +8,9 @@ from fastapi.responses import JSONResponse
 
 from strata import __version__
 from strata.options import Options
-from strata.serve import anthropic, errors, openai
+from strata.serve import anthropic, errors, llamacpp, openai, status
 from strata.serve.backend import Backend
+from strata.serve.cors import CorsApp
 from strata.serve.guard import Guard, check_exposure, has_key
 
 ENDPOINTS = {
@@ -19,6 +20,13 @@ ENDPOINTS = {
     "POST /v1/completions": "OpenAI completions, streaming or not",
     "POST /v1/messages": "Anthropic messages, streaming or not",
     "POST /v1/messages/count_tokens": "the tokens of their prompt",
+    "GET /v1/status": "state of the engine and the server",
+    "GET /metrics": "for Prometheus",
+    "GET /props": "the model and the defaults of requests",
+    "GET /slots": "the lanes",
+    "POST /tokenize": "text to token ids",
+    "POST /detokenize": "token ids to text",
+    "POST /apply-template": "the prompt of a chat request",
 }
 
 
@@ -43,11 +51,12 @@ def create_app(settings: Options) -> FastAPI:
             await backend.stop()
 
     # No pages of documentation: they would load scripts from elsewhere.
-    app = FastAPI(
+    app = CorsApp(
         title="Strata", version=__version__, lifespan=lifespan, openapi_url=None, redirect_slashes=False
     )
+    app.settings = settings
     app.state.backend = backend
-    for protocol in (openai, anthropic):
+    for protocol in (openai, anthropic, llamacpp, status):
         app.include_router(protocol.router)
     app.add_middleware(Guard, options=settings)
     errors.install(app)

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from strata.engine.client import EngineClient, EngineError
-from strata.engine.messages import EngineConfig, Finished, Pong, SamplingParams, Tokens
+from strata.engine.messages import EngineConfig, Finished, Pong, SamplingParams, Tokens, Totals
 from strata.engine.scripted import PREFIX, load_script
 from strata.errors import RequestError, StrataError
 from strata.formats.checkpoint import open_checkpoint
@@ -22,6 +22,7 @@ from strata.serve.answer import Answer, Piece
 from strata.serve.chat import ChatFormat, Turn
 from strata.serve.deltas import End, Reason
 from strata.serve.job import Job
+from strata.serve.metrics import Metrics
 from strata.serve.router import Router
 from strata.serve.templates import ChatTemplate, Rendered, rendered_ids
 
@@ -43,6 +44,7 @@ class Backend:
         self.options = options
         self.created = int(time.time())
         self.name, self.aliases = model_names(options.model), [options.model]
+        self.metrics = Metrics(self.name)
         self.failure: str | None = None  # why the model does not load
         self._tokenizer: Tokenizer | None = None
         self._chat: ChatFormat | None = None
@@ -149,16 +151,26 @@ class Backend:
             "memory": info.memory,
             "threads": info.threads,
             "kernels": info.kernels,
-        } | await self._totals()
+        } | (msgspec.structs.asdict(totals) if (totals := await self.totals()) else {})
 
-    async def _totals(self) -> dict:
+    async def totals(self) -> Totals | None:
         """Counts of the engine; without them it is busy with one long step, or has just died."""
         try:
             pong: Pong = await asyncio.wait_for(self.engine.ping(), PING_S)
         except (TimeoutError, EngineError):
+            return None
+        return pong.totals
+
+    def special_texts(self) -> dict[str, str]:
+        """The chat template and the special tokens that templates write, as far as the model has them."""
+        tokenizer = self._tokenizer
+        if tokenizer is None:
             return {}
-        totals = pong.totals
-        return {name: getattr(totals, name) for name in totals.__struct_fields__}
+        ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
+        texts = {
+            name: self.token_text(i).decode(errors="replace") for name, i in ids.items() if i is not None
+        }
+        return texts | ({"chat_template": self._chat.template.source} if self._chat else {})
 
     # --- requests -----------------------------------------------------------------------------------
 
@@ -171,7 +183,7 @@ class Backend:
 
     async def chat_prompt(self, turn: Turn) -> list[int]:
         """Token ids of a turn; raises RequestError where the template refuses it."""
-        chat, tokenizer = self._chat_format(), self._text_tokenizer("messages")
+        chat, tokenizer = self._chat_format(), self.text_tokenizer("messages")
 
         def encode() -> list[int]:
             # What people wrote counts before the template's own bounds speak of operators and seconds.
@@ -183,6 +195,10 @@ class Backend:
 
         return await asyncio.to_thread(encode)
 
+    async def chat_text(self, turn: Turn) -> str:
+        """The prompt of a turn; raises RequestError where the template refuses it."""
+        return (await asyncio.to_thread(self._chat_format().render, turn)).text
+
     async def chat_jobs(self, turn: Turn, id_: str, sampling: SamplingParams, n: int = 1) -> list[Job]:
         """The `n` choices of a chat request; raises RequestError where the template refuses it."""
         prompt, chat = await self.chat_prompt(turn), self._chat_format()
@@ -193,7 +209,7 @@ class Backend:
         ]
 
     def _chat_format(self) -> ChatFormat:
-        tokenizer = self._text_tokenizer("messages")
+        tokenizer = self.text_tokenizer("messages")
         return self._chat or ChatFormat(tokenizer, ChatTemplate.for_tokenizer(tokenizer))
 
     async def text_jobs(
@@ -208,7 +224,7 @@ class Backend:
 
     async def text_prompt(self, text: str) -> list[int]:
         """Token ids of a text, in which control tokens are markup, with BOS where the model wants it."""
-        tokenizer = self._text_tokenizer("prompt")
+        tokenizer = self.text_tokenizer("prompt")
 
         def encode() -> list[int]:
             self._check_beginning(text, tokenizer, "prompt")
@@ -235,6 +251,14 @@ class Backend:
                 field,
                 "context_length_exceeded",
             )
+
+    def text_tokenizer(self, field: str) -> Tokenizer:
+        """The model's; raises RequestError, which names the field that needs it, if there is none."""
+        if self._tokenizer is None:
+            raise RequestError(
+                f"{field}: this model has no tokenizer; send token ids as prompt to /v1/completions", field
+            )
+        return self._tokenizer
 
     @property
     def stop_ids(self) -> frozenset[int]:
@@ -292,6 +316,7 @@ class Backend:
 
     def _report(self, job: Job, total_s: float) -> None:
         """The log's line of a request; nothing in it comes from its text."""
+        self.metrics.observe(job, total_s)
         num_prompt, num_new = len(job.prompt), job.answer.num_tokens
         line = f"{job.id} {self.name}: prompt {num_prompt} tokens"
         if job.end is not None:
@@ -301,13 +326,6 @@ class Backend:
             decode_s = sum(run.decode_s for run in job.runs)
             line += f", answer {num_new} ({_rate(num_new - 1, decode_s)}), queued {first.queue_s:.2f} s"
         _log.info("%s, total %.2f s, %s", line, total_s, job.end.reason if job.end else "broken off")
-
-    def _text_tokenizer(self, field: str) -> Tokenizer:
-        if self._tokenizer is None:
-            raise RequestError(
-                f"{field}: this model has no tokenizer; send token ids as prompt to /v1/completions", field
-            )
-        return self._tokenizer
 
 
 def model_names(model: str) -> str:

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
 from starlette.exceptions import HTTPException
@@ -108,6 +109,12 @@ def install(app: FastAPI) -> None:
         }.get(status, str(error.detail))
         return as_response(status, envelope(status, message), path, error.headers)
 
+    def parameter(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        first = error.errors()[0]
+        field = str(first["loc"][-1])
+        return error_response(RequestError(f"{field}: {first['msg']}", field), request.url.path)
+
     def unexpected(request: Request, error: Exception) -> JSONResponse:
         return error_response(error, request.url.path)  # the server logs what it was
 
@@ -118,4 +125,5 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestError, ours)
     app.add_exception_handler(EngineError, ours)
     app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(RequestValidationError, parameter)  # of the path or the query
     app.add_exception_handler(Exception, unexpected)

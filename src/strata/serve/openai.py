@@ -21,6 +21,7 @@ from strata.serve.logprobs import ChatLogprobs, CompletionLogprobs
 from strata.serve.schemas import CompletionRequest, GenerationRequest
 from strata.serve.shapes import ChatShape, Shape, TextShape, ending
 from strata.serve.sse import DONE, event
+from strata.serve.timings import timings
 
 T = TypeVar("T")
 Logprobs = ChatLogprobs | CompletionLogprobs
@@ -105,7 +106,11 @@ class Completion:
             | ending(message.end)
             for job, message, collected in zip(self.jobs, messages, logprobs, strict=True)
         ]
-        return self.frame(choices=choices, usage=self.usage())
+        return self.frame(choices=choices, usage=self.usage(), **self._timings())
+
+    def _timings(self) -> dict:
+        """llama.cpp's field; the choices of a request run side by side, so only one can be timed."""
+        return {"timings": timings(self.jobs[0])} if len(self.jobs) == 1 else {}
 
     async def events(self) -> AsyncGenerator[bytes, None]:
         """The events of a stream; the first comes when the engine has taken up the request."""
@@ -119,7 +124,8 @@ class Completion:
                 begun.add(job.index)
                 chunks = [fields | {"logprobs": None} | ending(None) for fields in chunks]
                 for fields in [*chunks, *self._chunks(piece, logprobs[job.index])]:
-                    yield event(self.frame(choices=[{"index": job.index} | fields], **extra))
+                    timed = self._timings() if fields["finish_reason"] else {}
+                    yield event(self.frame(choices=[{"index": job.index} | fields], **extra, **timed))
         if with_usage:
             yield event(self.frame(choices=[], usage=self.usage()))
         yield DONE
