@@ -10,9 +10,9 @@
 #include <immintrin.h>
 #endif
 
-#include <fstream>
-#include <sstream>
-#include <string>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
 #include <thread>
 
 namespace strata {
@@ -50,18 +50,21 @@ int this_thread_id() {
     return id;
 }
 
+// With C's functions: streams of the C++ library crash where torch has brought another version of it along.
 Whereabouts find_thread(int id) {
-    std::ifstream file("/proc/self/task/" + std::to_string(id) + "/stat");
-    std::string line;
-    std::getline(file, line);
-    size_t name_end = line.rfind(')');  // a name may hold spaces
-    if (name_end == std::string::npos) return {};
-    std::istringstream fields(line.substr(name_end + 1));
+    char text[1024];
+    std::snprintf(text, sizeof text, "/proc/self/task/%d/stat", id);
+    std::FILE* file = std::fopen(text, "r");
+    if (!file) return {};
+    text[std::fread(text, 1, sizeof text - 1, file)] = 0;
+    std::fclose(file);
+    const char* at = std::strrchr(text, ')');  // a name may hold spaces
+    if (!at || std::strlen(at) < 3) return {};
     Whereabouts found;
-    fields >> found.state;
-    std::string skipped;
-    for (int i = 4; i < 39; ++i) fields >> skipped;  // proc(5): the state is field 3, the CPU field 39
-    if (!(fields >> found.cpu)) found.cpu = -1;
+    found.state = at[2];
+    for (int field = 3; at && field < 39; ++field)  // proc(5): the state is field 3, the CPU field 39
+        at = std::strchr(at + (field == 3 ? 3 : 1), ' ');
+    if (at) found.cpu = std::atoi(at);
     return found;
 }
 
