@@ -9,7 +9,7 @@ from strata.models.config import ModelConfig
 
 # Prompts are cut and checkpoints are taken at absolute multiples of this many tokens, so that tiles
 # inside a model (delta-net chunks of 64) fall on the same positions however a prompt arrives.
-PREFILL_CHUNK = 256
+PREFILL_CHUNK = 512
 
 
 class Model(ABC):

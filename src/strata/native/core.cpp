@@ -2,6 +2,10 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#if defined(__linux__)
+#include <malloc.h>
+#endif
+
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -83,9 +87,19 @@ std::vector<std::string> formats() {
     return names;
 }
 
+// Each step of a model frees what the next one allocates again. By default glibc hands large blocks back to the
+// system, which clears their pages anew: half of the time of a layer's experts in a prompt on 2 Zen 3 cores.
+void keep_freed_memory() {
+#if defined(__GLIBC__)
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);  // the largest that it takes
+    mallopt(M_TRIM_THRESHOLD, 256 << 20);
+#endif
+}
+
 }  // namespace
 
 NB_MODULE(_core, m) {
+    keep_freed_memory();
     bind_products(m);
     bind_pool(m);
     bind_jobs(m);
