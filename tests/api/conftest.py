@@ -51,6 +51,14 @@ LINES: dict[str, list] = {
         *("I look.\n", "</think>", "\n\n", "Reading.", "\n\n", "<tool_call>", "\n<function=Read>\n"),
         *("<parameter=file_path>\n", "/src/a.py", "\n</parameter>\n</function>\n", "</tool_call>"),
     ],
+    "patch": [
+        *("<tool_call>", "\n<function=apply_patch>\n", "<parameter=input>\n", "*** Begin", ' Patch\n+say "'),
+        *("Köln\\", '"\n*** End Patch', "\n</parameter>\n</function>\n", "</tool_call>"),
+    ],
+    "search": [
+        *("<tool_call>", "\n<function=mcp__docs__search>\n", "<parameter=query>\n", "b"),
+        *("\n</parameter>\n</function>\n", "</tool_call>"),
+    ],
     "thoughts": ["one ", "two ", "three ", "four"],
     "loop": ["so ", "again "] * 700,
     **{f"voice {i}": [f"{i}-{j} " for j in range(20)] for i in range(12)},

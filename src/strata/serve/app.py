@@ -8,16 +8,19 @@ from fastapi.responses import JSONResponse
 
 from strata import __version__
 from strata.options import Options
-from strata.serve import anthropic, errors, llamacpp, openai, status
+from strata.serve import anthropic, errors, llamacpp, openai, responses, status
 from strata.serve.backend import Backend
 from strata.serve.cors import CorsApp
 from strata.serve.guard import Guard, check_exposure, has_key
+from strata.serve.responses_store import ResponseStore
 
 ENDPOINTS = {
     "GET /health": "state of the engine",
     "GET /v1/models": "the model served",
     "POST /v1/chat/completions": "OpenAI chat completions, streaming or not",
     "POST /v1/completions": "OpenAI completions, streaming or not",
+    "POST /v1/responses": "OpenAI responses, streaming or not",
+    "GET /v1/responses/ID": "one that is kept; DELETE forgets it, POST .../cancel ends its work",
     "POST /v1/messages": "Anthropic messages, streaming or not",
     "POST /v1/messages/count_tokens": "the tokens of their prompt",
     "GET /v1/status": "state of the engine and the server",
@@ -56,7 +59,8 @@ def create_app(settings: Options) -> FastAPI:
     )
     app.settings = settings
     app.state.backend = backend
-    for protocol in (openai, anthropic, llamacpp, status):
+    app.state.responses = ResponseStore()
+    for protocol in (openai, responses, anthropic, llamacpp, status):
         app.include_router(protocol.router)
     app.add_middleware(Guard, options=settings)
     errors.install(app)

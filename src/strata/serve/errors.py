@@ -15,6 +15,7 @@ from strata.serve.anthropic_errors import anthropic_body, is_anthropic
 
 _STATUS = {
     "model_not_found": 404,
+    "response_not_found": 404,
     "request_too_large": 413,
     "unsupported_media_type": 415,
     "not_implemented": 501,  # sound, and waits for a part of Strata that is still to come
