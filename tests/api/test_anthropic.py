@@ -241,6 +241,12 @@ def test_errors_are_anthropic_s(claude: anthropic.Anthropic, server: ApiServer) 
     assert httpx.get(path, trust_env=False).json()["error"]["type"] == "not_found_error"
 
 
+def test_models_are_listed(claude: anthropic.Anthropic) -> None:
+    (model,) = claude.models.list()
+    assert (model.id, model.type, model.display_name) == ("parrot", "model", "parrot")
+    assert claude.models.retrieve("parrot").created_at == model.created_at
+
+
 def test_error_in_a_stream(server: ApiServer) -> None:
     events = raw_events(server, "crash")
     assert events[-1]["type"] == "error"

@@ -175,6 +175,7 @@ def test_earlier_thinking_is_taken_out(keep: object, kept: int) -> None:
         ('{"a": [1, 2', {"a": [1, 2]}),
         ('{"a": "b', {"a": "b"}),
         ("[1]", {"arguments": [1]}),
+        ('{"a": NaN}', {"arguments": '{"a": NaN}'}),
         ("no JSON", {"arguments": "no JSON"}),
     ],
 )

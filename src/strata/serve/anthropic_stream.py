@@ -108,7 +108,7 @@ class Blocks:
 def arguments_object(text: str) -> dict[str, Any]:
     """A call's arguments as the object that `input` must be; of those broken off, what is there."""
     try:
-        value = from_json(text or "{}", allow_partial="trailing-strings")
+        value = from_json(text or "{}", allow_inf_nan=False, allow_partial="trailing-strings")
     except ValueError:
         value = text
     return value if isinstance(value, dict) else {"arguments": value}

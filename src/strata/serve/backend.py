@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -127,7 +128,10 @@ class Backend:
         aliases = [alias for alias in dict.fromkeys(self.aliases) if alias != self.name]
         length = {"context_length": info.context_length} if info else {}
         card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "strata"}
-        return card | {"aliases": aliases} | length
+        # What Anthropic's clients read of a model, beside what OpenAI's do.
+        created = datetime.fromtimestamp(self.created, UTC).isoformat()
+        anthropic = {"type": "model", "display_name": self.name, "created_at": created}
+        return card | anthropic | {"aliases": aliases} | length
 
     async def health(self) -> dict:
         """State of the engine; `status` is "ok" if requests are answered now, else "loading" or "dead"."""

@@ -220,7 +220,9 @@ async def completions(
 @router.get("/models")
 async def models(request: Request) -> dict:
     """The one model, with the other names that it answers to."""
-    return {"object": "list", "data": [backend_of(request).card()]}
+    card = backend_of(request).card()
+    page = {"first_id": card["id"], "last_id": card["id"], "has_more": False}  # Anthropic's
+    return {"object": "list", "data": [card]} | page
 
 
 @router.get("/models/{name:path}")

@@ -159,7 +159,7 @@ def _items(value: Any) -> Any:
         raise ValueError("a string or a list of items is expected")
     for i, item in enumerate(value):
         kind = item.get("type", "message") if isinstance(item, dict) else None
-        if kind not in _KINDS:
+        if not isinstance(kind, str) or kind not in _KINDS:
             raise ValueError(f"item {i} is of type {kind!r}; this server takes {', '.join(_KINDS)}")
     return value
 

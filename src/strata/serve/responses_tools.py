@@ -106,8 +106,16 @@ def check_tools(value: Any) -> Any:
 
 
 def _tag(tool: Any) -> str:
-    kind = tool.get("type") if isinstance(tool, dict) else tool.type
-    return "<hosted>" if kind in HOSTED else f"<{kind}>"
+    return "<hosted>" if _is_hosted(tool) else f"<{_kind(tool)}>"
+
+
+def _kind(tool: Any) -> Any:
+    return tool.get("type") if isinstance(tool, dict) else getattr(tool, "type", None)
+
+
+def _is_hosted(tool: Any) -> bool:
+    kind = _kind(tool)
+    return isinstance(kind, str) and kind in HOSTED
 
 
 Callable_ = Annotated[FunctionTool, Tag("<function>")] | Annotated[CustomTool, Tag("<custom>")]
@@ -199,14 +207,15 @@ def choice_of(value: Any) -> ToolChoice:
             return ToolChoice(mode="required", names=[_chosen(value)], sent=value)
         case {"type": "allowed_tools", "mode": "auto" | "required" as mode, "tools": [_, *_] as tools}:
             # Those of OpenAI's are passed over here as they are in `tools`.
-            ours = [t for t in tools if not (isinstance(t, dict) and t.get("type") in HOSTED)]
-            names = [_chosen(tool) for tool in ours]
+            names = [_chosen(tool) for tool in tools if not _is_hosted(tool)]
             return ToolChoice(mode=mode, names=names, only_these=True, sent=value)
     raise ValueError("'none', 'auto', 'required', a function, a custom tool or allowed tools are expected")
 
 
 def _chosen(tool: Any) -> str:
     match tool:
+        case {"type": "function" | "custom", "namespace": str(namespace), "name": str(name)}:
+            return qualified(namespace, name)
         case {"type": "function" | "custom", "name": str(name)}:
-            return qualified(tool.get("namespace"), name)
+            return name
     raise ValueError("an allowed tool is of type 'function' or 'custom' and has a name")
