@@ -207,7 +207,7 @@ async def create(
     async def begun() -> dict[str, Any]:
         response = reply.response("queued")
         store.put(Entry(response, task=asyncio.create_task(reply.in_background())))
-        return response
+        return dict(response)  # as it is now: what is kept changes with the work
 
     return await respond(request, begun, None, backend.options.keep_alive_s)
 
