@@ -73,7 +73,8 @@ def tokens_of(usage: dict) -> tuple[int, int]:
 def report(console: Console, health: dict, speeds: tuple[float, float]) -> None:
     """Print load time, speeds, and memory by tier."""
     prompt, decode = speeds
-    say(console, f"\nload    {health['load_s']:8.2f} s")
+    say(console, f"\nkernels {health['kernels']}")
+    say(console, f"load    {health['load_s']:8.2f} s")
     say(console, f"prompt  {prompt:8.1f} tokens/s")
     say(console, f"decode  {decode:8.1f} tokens/s")
     for tier, num_bytes in health["memory"].items():

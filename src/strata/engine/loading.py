@@ -68,9 +68,8 @@ def _load_native(checkpoint: Checkpoint, threads: int, report: Report) -> Loaded
     model = load_model(weights)
     _check_memory(checkpoint, weights, weights.num_bytes())
     weights.load(report)
-    return Loaded(
-        model, {"RAM weights": weights.num_bytes()} | _mapped(checkpoint), f"{isa()}, {threads} threads"
-    )
+    kernels = f"{isa()}, {threads} thread{'s' * (threads > 1)}"
+    return Loaded(model, {"RAM weights": weights.num_bytes()} | _mapped(checkpoint), kernels)
 
 
 def _check_memory(checkpoint: Checkpoint, weights: Weights, num_bytes: int) -> None:

@@ -97,6 +97,8 @@ class Backend:
             raise errors.exceptions[0] from None
         assert self.engine.info is not None
         self.aliases.append(self.engine.info.name)
+        info = self.engine.info
+        _log.info("loaded %s in %.1f s, computing with %s", info.name, info.load_s, info.kernels)
 
     def _load_vocabulary(self) -> None:
         model = self.options.model
