@@ -25,7 +25,7 @@ class CountingLane:
     def match(self, prompt):
         return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
 
-    def begin(self, prompt, sampling):
+    def begin(self, prompt, sampling, mask=None):
         self.prompt, self.count = prompt, 0
         self.tokens = prompt[: self.match(prompt)]
         return len(self.tokens)

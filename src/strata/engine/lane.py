@@ -5,6 +5,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
+from strata.engine.grammar import TokenMask
 from strata.engine.messages import SamplingParams, Token
 from strata.engine.sampling import Sampler
 from strata.engine.session import Session
@@ -17,7 +18,7 @@ class Lane(Protocol):
     def match(self, prompt: list[int]) -> int:
         """How many tokens of `prompt` need not be read again."""
 
-    def begin(self, prompt: list[int], sampling: SamplingParams) -> int:
+    def begin(self, prompt: list[int], sampling: SamplingParams, mask: TokenMask | None = None) -> int:
         """Take up a request; returns how many tokens of its prompt need not be read."""
 
     def prefill(self) -> int:
@@ -43,8 +44,8 @@ class ModelLane:
     def match(self, prompt: list[int]) -> int:
         return self.session.plan(prompt).reused
 
-    def begin(self, prompt: list[int], sampling: SamplingParams) -> int:
-        self._sampler = Sampler(sampling, prompt, self.vocab_size)
+    def begin(self, prompt: list[int], sampling: SamplingParams, mask: TokenMask | None = None) -> int:
+        self._sampler = Sampler(sampling, prompt, self.vocab_size, mask)
         self._logits = self._pending = None
         return self.session.sync(prompt).reused
 
@@ -53,6 +54,9 @@ class ModelLane:
         return len(self.session.tokens)
 
     def decode(self) -> list[Token]:
+        mask = self._sampler.mask
+        if mask is not None and mask.ended:
+            return [Token(mask.end_id)]  # for which the model need not be asked
         if self._pending is not None:
             self._logits = self.session.decode(self._pending)
         assert self._logits is not None

@@ -5,6 +5,8 @@ The server sends requests, the engine answers with events. A struct that names a
 with exactly one `Finished` or `Failed`.
 """
 
+from typing import Literal
+
 import msgspec
 
 
@@ -29,6 +31,14 @@ class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     ignore_eos: bool = False  # stop_ids are ordinary tokens
 
 
+class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What an answer must look like; its end is the answer's end. See `engine/grammar.py`."""
+
+    kind: Literal["json_schema", "regex", "choice", "lark"]
+    text: str  # choice: a JSON list of strings; lark: llguidance's Lark, or GBNF
+    escape_id: int | None = None  # an answer that begins with this token is free
+
+
 # --- requests: server -> engine ---------------------------------------------------------------------
 
 
@@ -38,6 +48,7 @@ class Generate(msgspec.Struct, tag=True, frozen=True):
     id: str
     prompt: list[int]
     sampling: SamplingParams = SamplingParams()
+    grammar: Grammar | None = None
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):

@@ -1,10 +1,10 @@
 """From logits to a token.
 
 Order: logit bias; repetition penalty (over prompt and answer, Keskar et al. 2019, as transformers
-applies it); presence and frequency penalty (over the answer, as the OpenAI API defines them);
-temperature; top-k; min-p (Nguyen et al. 2024); top-p (Holtzman et al. 2019); then the Gumbel-max draw
-`argmax(logit / T + gumbel)`, whose noise is Philox keyed by the seed and counted by token id and
-position. So the token depends on the logits, the seed and the position and on nothing else: not on
+applies it); presence and frequency penalty (over the answer, as the OpenAI API defines them); a
+grammar's mask; temperature; top-k; min-p (Nguyen et al. 2024); top-p (Holtzman et al. 2019); then the
+Gumbel-max draw `argmax(logit / T + gumbel)`, whose noise is Philox keyed by the seed and counted by token
+id and position. So the token depends on the logits, the seed and the position and on nothing else: not on
 other requests, not on the order in which the vocabulary is visited.
 
 Every tie goes to the lowest id.
@@ -14,6 +14,7 @@ import secrets
 
 import numpy as np
 
+from strata.engine.grammar import TokenMask
 from strata.engine.messages import SamplingParams, Token
 from strata.engine.philox import uniform
 from strata.errors import StrataError
@@ -33,10 +34,13 @@ class Sampler:
         params: how to choose; ids in `logit_bias` lie in the vocabulary.
         prompt: the ids before the answer.
         vocab_size: length of the logits.
+        mask: the grammar that the answer follows, if there is one.
     """
 
-    def __init__(self, params: SamplingParams, prompt: list[int], vocab_size: int):
-        self.params = params
+    def __init__(
+        self, params: SamplingParams, prompt: list[int], vocab_size: int, mask: TokenMask | None = None
+    ):
+        self.params, self.mask = params, mask
         self.seed = (secrets.randbits(63) if params.seed is None else params.seed) & (2**64 - 1)
         self.position = len(prompt)  # of the next token in the sequence
         self._seen = np.zeros(vocab_size, bool)  # in prompt or answer
@@ -51,11 +55,19 @@ class Sampler:
 
         Raises:
             StrataError: a logit is not a number or is +inf, or all are -inf.
+            RequestError: the answer cannot follow its grammar any further.
         """
         if not np.isfinite(logits.max()):
             raise StrataError(f"the model's largest logit at position {self.position} is {logits.max()}")
         adjusted = self._penalise(logits)
-        chosen = self._draw(adjusted)
+        allowed = self.mask.allowed() if self.mask else None
+        if allowed is None:
+            chosen = self._draw(adjusted)
+        else:
+            ids = np.flatnonzero(allowed)
+            chosen = self._draw(adjusted[ids], ids)
+        if self.mask:
+            self.mask.accept(chosen)
         self._seen[chosen] = True
         self._counts[chosen] += 1
         self.position += 1
@@ -75,14 +87,17 @@ class Sampler:
             x -= p.presence_penalty * (self._counts > 0) + p.frequency_penalty * self._counts
         return x
 
-    def _draw(self, x: np.ndarray) -> int:
+    def _draw(self, x: np.ndarray, ids: np.ndarray | None = None) -> int:
+        """Choose by adjusted logits: of `ids`, ascending, if those are not all there are."""
         p = self.params
         best = int(np.argmax(x))
         if p.temperature <= GREEDY_TEMPERATURE or not np.isfinite(x[best]):
-            return best  # an infinite bias leaves no distribution to draw from
+            # An infinite bias leaves no distribution to draw from.
+            return best if ids is None else int(ids[best])
         x = (x - x[best]) / p.temperature
-        ids = np.flatnonzero(x >= -_MAX_NOISE_GAP)
-        x = x[ids]
+        near = np.flatnonzero(x >= -_MAX_NOISE_GAP)
+        x = x[near]
+        ids = near if ids is None else ids[near]
         ids, x = _filtered(ids, x, p)
         noise = -np.log(-np.log(uniform(self.seed, self.position, ids)))
         return int(ids[np.argmax(x + noise)])

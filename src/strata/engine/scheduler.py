@@ -3,7 +3,7 @@
 Requests wait in a queue for a lane. A round of `step` reads one part (`PREFILL_CHUNK` tokens) of one
 prompt, the lanes that read taking turns, and then decodes once in every lane that writes. So a short
 request waits for parts of a huge prompt, never for all of it. `poll` is called before each of these
-units of work: that is where cancellations arrive.
+units of work: that is where cancellations arrive. A request whose grammar is being compiled lets others pass.
 """
 
 import sys
@@ -11,22 +11,27 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 
 import msgspec
 
+from strata.engine.grammar import GrammarCompiler, TokenMask
 from strata.engine.lane import Lane
 from strata.engine.messages import Event, Failed, Finished, Generate, Progress, Tokens, Totals
 from strata.errors import RequestError, StrataError
 
+COMPILE_POLL_S = 0.01  # how long the engine waits for grammars before it looks for messages
 
-@dataclass(slots=True)
+
+@dataclass(slots=True, eq=False)
 class _Job:
     """A request and how far it is; times in seconds of the monotonic clock."""
 
     request: Generate
     max_tokens: int  # of the answer
     submitted: float
+    mask: Future[TokenMask] | None = None  # of the request's grammar
     lane: Lane | None = None
     begun: float | None = None  # got its lane
     first: float | None = None  # prompt read
@@ -43,6 +48,10 @@ class _Job:
     def reading(self) -> bool:
         return self.num_read < len(self.request.prompt)
 
+    @property
+    def compiling(self) -> bool:
+        return self.mask is not None and not self.mask.done()
+
 
 class Scheduler:
     """Requests on lanes.
@@ -53,6 +62,7 @@ class Scheduler:
         context_length: most tokens of prompt and answer together.
         emit: takes the events.
         poll: called between two units of work; may call `submit` and `cancel`.
+        grammars: compiles grammars; None: no request may have one.
     """
 
     def __init__(
@@ -62,11 +72,13 @@ class Scheduler:
         context_length: int,
         emit: Callable[[Event], None],
         poll: Callable[[], None] = lambda: None,
+        grammars: GrammarCompiler | None = None,
     ):
         self.vocab_size = vocab_size
         self.context_length = context_length
         self._emit = emit
         self._poll = poll
+        self._grammars = grammars
         self._free = list(lanes)  # the one that was used last stands last
         self._queue: deque[_Job] = deque()
         self._running: dict[str, _Job] = {}  # the order in which prompts take turns
@@ -90,7 +102,10 @@ class Scheduler:
             return
         room = self.context_length - len(request.prompt)
         wanted = request.sampling.max_tokens
-        self._queue.append(_Job(request, room if wanted is None else min(wanted, room), time.monotonic()))
+        job = _Job(request, room if wanted is None else min(wanted, room), time.monotonic())
+        if request.grammar is not None and self._grammars is not None:
+            job.mask = self._grammars.compile(request.grammar)
+        self._queue.append(job)
 
     def cancel(self, request_id: str) -> None:
         """End a request, queued or running; ids that are neither are ignored."""
@@ -106,8 +121,10 @@ class Scheduler:
     def step(self) -> None:
         """One round: free lanes take up requests, one prompt is read on, each answer is written on."""
         self._poll()
-        while self._queue and self._free:
-            self._guard(self._begin, self._queue[0])
+        while self._free and (job := next((job for job in self._queue if not job.compiling), None)):
+            self._guard(self._begin, job)
+        if not self._running and (compiling := [job.mask for job in self._queue if job.mask is not None]):
+            wait(compiling, COMPILE_POLL_S, FIRST_COMPLETED)
         reading = next((job for job in self._running.values() if job.reading), None)
         if reading is not None:
             self._guard(self._prefill, reading)
@@ -118,13 +135,14 @@ class Scheduler:
 
     def _begin(self, job: _Job) -> None:
         """Give a request the free lane that holds most of its prompt; among equals, the longest unused."""
-        self._queue.popleft()
+        self._queue.remove(job)
         request = job.request
+        mask = None if job.mask is None else job.mask.result()
         job.lane = max(self._free, key=lambda lane: lane.match(request.prompt))
         self._free.remove(job.lane)
         self._running[request.id] = job
         job.begun = time.monotonic()
-        job.num_read = job.num_cached = job.lane.begin(request.prompt, request.sampling)
+        job.num_read = job.num_cached = job.lane.begin(request.prompt, request.sampling, mask)
         self._count(cached_tokens=job.num_cached)
         self._emit(Progress(request.id, job.num_read, len(request.prompt)))
 
@@ -163,7 +181,10 @@ class Scheduler:
         try:
             work(job)
         except Exception as error:
-            if isinstance(error, StrataError):
+            code, field_ = "internal_error", None
+            if isinstance(error, RequestError):
+                message, code, field_ = str(error), error.code or "invalid_request", error.field
+            elif isinstance(error, StrataError):
                 message = str(error)
             else:
                 traceback.print_exc(file=sys.stderr)
@@ -171,7 +192,7 @@ class Scheduler:
             lane = job.lane
             self._release(job)
             self._count(failed=1)
-            self._emit(Failed(job.request.id, message, "internal_error"))
+            self._emit(Failed(job.request.id, message, code, field_))
             if lane is not None:
                 lane.reset()
 
@@ -213,6 +234,9 @@ class Scheduler:
                 field="prompt",
                 code="context_length_exceeded",
             )
+        sampling = request.sampling
+        if request.grammar is not None and (sampling.ignore_eos or not sampling.stop_ids):
+            raise RequestError("needs a token that ends the answer, and none may", "grammar")
         for name, ids in (("prompt", request.prompt), ("logit_bias", request.sampling.logit_bias)):
             wrong = next((i for i in ids if not 0 <= i < self.vocab_size), None)
             if wrong is not None:

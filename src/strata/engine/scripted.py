@@ -9,6 +9,8 @@ Each line of the file is the JSON list of what one request gets, item by item:
 
 After its last item a line gives the end-of-turn token. A request's seed, when given, picks the line
 (modulo their number); requests without one take the lines in order, the first again after the last.
+Under a grammar the model says what it may of its line, byte by byte where it must; where its next byte is not
+allowed, the rest of the line is left out, and it says what soon brings the grammar to its end.
 Every token has log-probability 0 and is its own only alternative. Chat template and special tokens are
 Qwen's.
 """
@@ -23,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 
+from strata.engine.grammar import TokenMask
 from strata.engine.messages import SamplingParams, Token
 from strata.engine.prefix import common_prefix
 from strata.errors import ModelFileError
@@ -45,6 +49,7 @@ CONTROL = (
     "<|vision_end|>",
     "<|image_pad|>",
 )
+_CLOSERS = (b'"}]', b'}]"')  # what ends JSON, inside of a string and outside
 USER_DEFINED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
@@ -127,15 +132,19 @@ class ScriptedLane:
         self._next = 0
         self._wake: float | None = None  # when the item that sleeps is over
         self._logprobs: int | None = None
+        self._mask: TokenMask | None = None
+        self._rest = b""  # of a piece that is said byte by byte
+        self._lost = False  # the line leads on no more
 
     def match(self, prompt: list[int]) -> int:
         return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
 
-    def begin(self, prompt: list[int], sampling: SamplingParams) -> int:
+    def begin(self, prompt: list[int], sampling: SamplingParams, mask: TokenMask | None = None) -> int:
         self._prompt = prompt
         self.tokens = prompt[: self.match(prompt)]
         self._line = self.script.line(sampling.seed)
         self._next, self._wake, self._logprobs = 0, None, sampling.logprobs
+        self._mask, self._rest, self._lost = mask, b"", False
         return len(self.tokens)
 
     def prefill(self) -> int:
@@ -144,7 +153,10 @@ class ScriptedLane:
         return len(self.tokens)
 
     def decode(self) -> list[Token]:
-        item = self._line[self._next] if self._next < len(self._line) else None
+        if self._rest:
+            byte, self._rest = self._rest[0], self._rest[1:]
+            return [self._say(byte)]
+        item = self._line[self._next] if self._next < len(self._line) and not self._lost else None
         match item:
             case Sleep(seconds) if self._wake is None:
                 self._wake = time.monotonic() + seconds
@@ -162,13 +174,41 @@ class ScriptedLane:
             case piece:
                 token_id = self.script.vocabulary.id_of(piece)
         self._next += 1
+        return [self._say(token_id)]
+
+    def _say(self, token_id: int) -> Token:
+        if self._mask is not None:
+            token_id = self._masked(self._mask, token_id)
         self.tokens.append(token_id)
         if self._logprobs is None:
-            return [Token(token_id)]
-        return [Token(token_id, 0.0, [(token_id, 0.0)][: self._logprobs])]
+            return Token(token_id)
+        return Token(token_id, 0.0, [(token_id, 0.0)][: self._logprobs])
+
+    def _masked(self, mask: TokenMask, token_id: int) -> int:
+        """The token to say instead of one that may not be allowed."""
+        allowed = mask.allowed()
+        if allowed is not None and not allowed[token_id]:
+            piece = self.script.vocabulary.token_bytes(token_id)
+            if not piece or not allowed[piece[0]]:
+                self._lost, self._rest = True, b""
+                token_id = _ending(allowed, mask.end_id, len(self.tokens))
+            else:
+                token_id, self._rest = piece[0], piece[1:]
+        mask.accept(token_id)
+        return token_id
 
     def reset(self) -> None:
         self.tokens = []
+
+
+def _ending(allowed: np.ndarray, end_id: int, position: int) -> int:
+    """An allowed token that leads to the end: that itself, else what closes something, else the first."""
+    for token_id in (end_id, *_CLOSERS[position % 2]):
+        if allowed[token_id]:
+            return token_id
+    ids = np.flatnonzero(allowed)
+    visible = ids[ids > ord(" ")]
+    return int(visible[0] if len(visible) else ids[0])
 
 
 def load_script(model: str) -> Script:

@@ -16,6 +16,7 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from strata.engine.grammar import GrammarCompiler
 from strata.engine.lane import Lane, ModelLane
 from strata.engine.loading import load
 from strata.engine.messages import (
@@ -38,6 +39,7 @@ from strata.engine.process import Launch
 from strata.engine.scheduler import Scheduler
 from strata.engine.scripted import CONTEXT_LENGTH, PREFIX, load_script
 from strata.errors import StrataError
+from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.hardware.cpu import usable_cpus
 from strata.models import open_checkpoint
 
@@ -51,7 +53,10 @@ class Worker:
         self.socket = socket
         load = load_scripted if config.model.startswith(PREFIX) else load_checkpoint
         lanes, info = load(config, self.emit)
-        self.scheduler = Scheduler(lanes, info.vocab_size, info.context_length, self.emit, self.receive)
+        grammars = GrammarCompiler(lambda: tokenizer_of(config.model), info.vocab_size)
+        self.scheduler = Scheduler(
+            lanes, info.vocab_size, info.context_length, self.emit, self.receive, grammars
+        )
         self.leaving = False
         self.emit(Ready(info))
 
@@ -103,6 +108,13 @@ def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> tupl
         kernels=loaded.kernels,
     )
     return [ModelLane(model, config.checkpoint_bytes) for _ in range(config.lanes)], info
+
+
+def tokenizer_of(model: str) -> Tokenizer | None:
+    """The tokenizer of the model that an engine is configured with."""
+    if model.startswith(PREFIX):
+        return load_script(model).vocabulary
+    return load_tokenizer(open_checkpoint(Path(model)))
 
 
 def load_scripted(config: EngineConfig, emit: Callable[[Event], None]) -> tuple[list[Lane], ModelInfo]:

@@ -70,6 +70,10 @@ class Tokenizer:
         """
         return self.encode_rendered([text]) if special else self._encode_text(text, at_start=True)
 
+    def encode_plain(self, text: str) -> list[int]:
+        """The ids of text that goes on from other text, without any control or user-defined token."""
+        return self._encode_words(text, at_start=False)
+
     def encode_rendered(self, pieces: Sequence[str]) -> list[int]:
         """The ids of a rendered chat template, without BOS unless the template wrote it.
 
