@@ -145,13 +145,6 @@ def test_a_conversation_with_calls(client: openai.OpenAI) -> None:
     assert whole_parts(ask(client, "hello", messages=broken))[1] == "Hello, world!"
 
 
-def test_what_waits_for_the_grammar_says_so(client: openai.OpenAI) -> None:
-    with pytest.raises(openai.InternalServerError, match="response_format: type 'json_object'") as caught:
-        ask(client, "hello", response_format={"type": "json_object"})
-    assert (caught.value.status_code, caught.value.param) == (501, "response_format")
-    assert caught.value.response.headers["x-should-retry"] == "false"
-
-
 # Several choices.
 def test_several_choices(client: openai.OpenAI) -> None:
     """With a seed they differ, and are the same again; the prompt counts once."""

@@ -19,7 +19,7 @@ from strata.serve.app import create_app
 from strata.serve.body import BODY_LIMIT
 from strata.serve.chat import Thinking
 from strata.serve.chat_schemas import ChatRequest
-from strata.serve.errors import describe, from_validation
+from strata.serve.errors import from_validation
 from strata.serve.guard import is_loopback
 from strata.serve.schemas import CompletionRequest, GenerationRequest
 
@@ -151,23 +151,6 @@ def test_any_field_is_taken_or_refused_by_name(data: st.DataObject, model: type[
         biases = {i: bias for i, bias in request.logit_bias.items() if i < 2**31}  # checked when it is known
         sampling = msgspec.structs.replace(request.sampling(frozenset({1})), logit_bias=biases)
         assert decode_request(encode(Generate("id", [1], sampling))).sampling == sampling
-
-
-@pytest.mark.parametrize(
-    ("change", "field"),
-    [
-        ({"response_format": {"type": "json_object"}}, "response_format"),
-        (
-            {"tools": [TOOL, {"type": "function", "function": {"name": "f", "strict": True}}]},
-            "tools[1].function.strict",
-        ),
-    ],
-)
-def test_what_waits_for_the_grammar_is_501_by_name(change: dict, field: str) -> None:
-    with pytest.raises(RequestError, match="not served yet") as caught:
-        ChatRequest.model_validate(HELLO | change).check_served()
-    assert caught.value.field == field
-    assert describe(caught.value)[0] == 501
 
 
 @pytest.mark.parametrize(

@@ -105,6 +105,8 @@ class GrammarCompiler:
                 raise RequestError(f"has {len(grammar.text)} characters, at most {MAX_TEXT}", "grammar")
             if self._vocabulary is None:
                 raise RequestError("the model has no tokenizer or no token that ends an answer", "grammar")
+            for i, schema in enumerate(grammar.schemas):
+                self._checker.check("json_schema", schema, f"grammar.schemas[{i}]")
             source = self._checker.check(grammar.kind, grammar.text)
             matcher = LLMatcher(self._vocabulary, source, log_level=0, limits=LIMITS)
             if error := matcher.get_error():
@@ -153,7 +155,7 @@ class Checker:
     def __init__(self) -> None:
         self._process: subprocess.Popen[str] | None = None
 
-    def check(self, kind: str, text: str) -> str:
+    def check(self, kind: str, text: str, field: str = "grammar") -> str:
         """The grammar in llguidance's form; raises RequestError for one that cannot be used."""
         process = self._process
         if process is None or process.poll() is not None:
@@ -177,8 +179,8 @@ class Checker:
         if not answer:
             process.kill()
             process.wait()
-            raise RequestError("is too complex: to compile it takes too much time or memory", "grammar")
+            raise RequestError("is too complex: to compile it takes too much time or memory", field)
         source, error = json.loads(answer)
         if error:
-            raise RequestError(error, "grammar")
+            raise RequestError(error, field)
         return source

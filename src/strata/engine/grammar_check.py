@@ -26,12 +26,12 @@ JSON_OPTIONS = {"whitespace_pattern": WHITE_SPACE, "lenient": False, "coerce_one
 
 
 class _Bytes:
-    """A vocabulary of the 256 bytes and an end."""
+    """A vocabulary of the 256 bytes, an end, and room for ids that a grammar may name."""
 
     is_tokenizer_wrapper = True
     bos_token_id, eos_token_id = None, 256
     special_token_ids = (256,)
-    tokens = (*(bytes([i]) for i in range(256)), b"<end>")
+    tokens = (*(bytes([i]) for i in range(256)), b"<end>", *[b""] * (1 << 19))
 
     def __call__(self, text: str) -> list[int]:
         return list(text.encode())

@@ -37,6 +37,8 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kind: Literal["json_schema", "regex", "choice", "lark"]
     text: str  # choice: a JSON list of strings; lark: llguidance's Lark, or GBNF
     escape_id: int | None = None  # an answer that begins with this token is free
+    schemas: list[str] = []  # JSON schemas inside of it, each of which some answer must satisfy
+    num_written: int = 0  # tokens at the prompt's end that follow the grammar already
 
 
 # --- requests: server -> engine ---------------------------------------------------------------------

@@ -138,6 +138,9 @@ class Scheduler:
         self._queue.remove(job)
         request = job.request
         mask = None if job.mask is None else job.mask.result()
+        if mask is not None and request.grammar is not None:
+            for token_id in request.prompt[len(request.prompt) - request.grammar.num_written :]:
+                mask.accept(token_id)
         job.lane = max(self._free, key=lambda lane: lane.match(request.prompt))
         self._free.remove(job.lane)
         self._running[request.id] = job

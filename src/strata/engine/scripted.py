@@ -49,7 +49,7 @@ CONTROL = (
     "<|vision_end|>",
     "<|image_pad|>",
 )
-_CLOSERS = (b'"}]', b'}]"')  # what ends JSON, inside of a string and outside
+_CLOSERS = (b'"}]', b'}]"', b'\n"}]')  # what ends a string, JSON, or a value between tags
 USER_DEFINED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
 
@@ -203,7 +203,7 @@ class ScriptedLane:
 
 def _ending(allowed: np.ndarray, end_id: int, position: int) -> int:
     """An allowed token that leads to the end: that itself, else what closes something, else the first."""
-    for token_id in (end_id, *_CLOSERS[position % 2]):
+    for token_id in (end_id, *_CLOSERS[position % len(_CLOSERS)]):
         if allowed[token_id]:
             return token_id
     ids = np.flatnonzero(allowed)

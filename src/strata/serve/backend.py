@@ -25,6 +25,7 @@ from strata.serve.deltas import End, Reason
 from strata.serve.job import Job
 from strata.serve.metrics import Metrics
 from strata.serve.router import Router
+from strata.serve.structured import Structure
 from strata.serve.templates import ChatTemplate, Rendered, rendered_ids
 
 PING_S = 2.0  # a step of the engine may take as long
@@ -208,9 +209,9 @@ class Backend:
     async def chat_jobs(self, turn: Turn, id_: str, sampling: SamplingParams, n: int = 1) -> list[Job]:
         """The `n` choices of a chat request; raises RequestError where the template refuses it."""
         prompt, chat = await self.chat_prompt(turn), self._chat_format()
-        steering = chat.steering(turn)
+        steering, structure = chat.steering(turn), chat.structure(turn, prompt)
         return [
-            Job(i, name, prompt, own, chat.answer(turn, prompt), "messages", steering)
+            Job(i, name, prompt, own, chat.answer(turn, prompt), "messages", steering, structure)
             for i, (name, own) in enumerate(choices(id_, sampling, n))
         ]
 
@@ -219,12 +220,21 @@ class Backend:
         return self._chat or ChatFormat(tokenizer, ChatTemplate.for_tokenizer(tokenizer))
 
     async def text_jobs(
-        self, prompts: Sequence[str | list[int]], stops: list[str], id_: str, sampling: SamplingParams, n: int
+        self,
+        prompts: Sequence[str | list[int]],
+        stops: list[str],
+        id_: str,
+        sampling: SamplingParams,
+        n: int,
+        structure: Structure | None = None,
     ) -> list[Job]:
         """The choices of a completions request, `n` for each prompt."""
         encoded = [await self.text_prompt(p) if isinstance(p, str) else p for p in prompts]
         return [
-            Job(i, name, encoded[i // n], own, Answer(self._token_bytes, Router(stops=stops)), "prompt")
+            Job(
+                *(i, name, encoded[i // n], own, Answer(self._token_bytes, Router(stops=stops)), "prompt"),
+                structure=structure,
+            )
             for i, (name, own) in enumerate(choices(id_, sampling, n, len(prompts)))
         ]
 
@@ -316,7 +326,10 @@ class Backend:
             job.end = next(delta for delta in last.deltas if isinstance(delta, End))
             yield last
         except RequestError as error:
-            raise RequestError(f"{job.field}: {error}", job.field, error.code) from error
+            place, field = error.field or "", job.field
+            if job.structure is not None and place.startswith("grammar"):
+                field = job.structure.field_of(place)
+            raise RequestError(f"{field}: {error}", field, error.code) from error
         finally:
             self._report(job, time.monotonic() - start)
 

@@ -1,16 +1,23 @@
 """A turn of a conversation, as every chat protocol asks for it, and what a model's format makes of it."""
 
+import dataclasses
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import msgspec
+
+from strata.errors import RequestError
 from strata.formats.tokenizer import Tokenizer
 from strata.serve.answer import Answer
 from strata.serve.arguments import Tools
+from strata.serve.callgrammar import CallGrammar
 from strata.serve.dialects import ARGS, CALL_ID, Dialect, dialect_of
 from strata.serve.job import Steering
 from strata.serve.loops import LoopGuard
 from strata.serve.router import Calls, Router, ThinkTags
+from strata.serve.structured import Structure
 from strata.serve.templates import ChatTemplate, Rendered
 
 Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
@@ -19,6 +26,7 @@ EFFORT_BUDGETS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192
 
 THINK_TAGS = (ThinkTags(), ThinkTags("[THINK]", "[/THINK]"), ThinkTags("<seed:think>", "</seed:think>"))
 WRAP_UP = "\n\nThat is as long as I may think. I will answer now, with what I have.\n"
+_NO_ARGUMENTS = {"type": "object", "additionalProperties": False}
 _TAIL = 16  # tokens of a prompt, in which an open think block would show
 
 
@@ -58,6 +66,8 @@ class Turn:
         thinking: see `Thinking`.
         variables: further variables of the template, which win over those that other fields set.
         stops: stop strings.
+        structure: what the answer must look like.
+        strict: the functions whose arguments must follow their schemas.
         loop_guard: True ends an answer that loops, by exact or by near repetition, and False lets it. None:
             thinking that repeats itself exactly is ended, and the model goes on to answer.
     """
@@ -70,6 +80,8 @@ class Turn:
     variables: Mapping[str, Any] = field(default_factory=dict)
     stops: Sequence[str] = ()
     loop_guard: bool | None = None
+    structure: Structure | None = None
+    strict: Sequence[str] = ()
 
 
 class ChatFormat:
@@ -140,6 +152,53 @@ class ChatFormat:
             close_id=self.close_id,
             opening=self._ids(opening) if opening else (),
         )
+
+    def structure(self, turn: Turn, prompt: Sequence[int]) -> Structure | None:
+        """What the answer must look like; a call that is forced, or of a strict function, is a structure.
+
+        Raises:
+            RequestError: what is asked for cannot be had at once.
+        """
+        structure = turn.structure
+        if turn.tools and (structure or turn.forced or turn.strict):
+            structure = self._call_structure(turn)
+        if structure is None or self._opening_id(turn, prompt) is None:
+            return structure
+        escaped = msgspec.structs.replace(structure.grammar, escape_id=self._opening_id(turn, prompt))
+        return dataclasses.replace(structure, grammar=escaped)
+
+    def _call_structure(self, turn: Turn) -> Structure:
+        asked = None if turn.forced else turn.structure
+        if asked is not None and asked.grammar.kind not in ("json_schema", "choice"):
+            raise RequestError(f"{asked.field}: only JSON schemas and choices go with tools", asked.field)
+        functions = {tool["function"]["name"]: tool["function"] for tool in turn.tools}
+        schemas = {
+            name: function.get("parameters", _NO_ARGUMENTS) if name in turn.strict else None
+            for name, function in functions.items()
+        }
+        calls = CallGrammar(self.dialect, schemas, self.tokenizer.special_tokens)
+        if turn.forced:
+            grammar = calls.forced(turn.forced, turn.parallel)
+        else:
+            grammar = calls.free(asked.grammar if asked else None, turn.parallel)
+        # One option among others may come to nothing without a word, so each is looked at alone as well.
+        parts = {
+            f"tools[{i}].function.parameters": json.dumps(schema)
+            for i, schema in enumerate(schemas.values())
+            if schema is not None
+        }
+        if asked is not None and asked.grammar.kind == "json_schema":
+            parts[asked.field] = asked.grammar.text
+        grammar = msgspec.structs.replace(grammar, schemas=list(parts.values()))
+        return Structure(grammar, asked.field if asked else "tools", tuple(parts))
+
+    def _opening_id(self, turn: Turn, prompt: Sequence[int]) -> int | None:
+        """The token with which the model may begin to think, if it does so itself and may."""
+        tail = self.tokenizer.decode_bytes(prompt[-_TAIL:], special=True).rstrip()
+        begun = tail.endswith((self.tags.open.encode(), self.tags.close.encode()))
+        if begun or not self.may_think or turn.thinking.wanted is False or self.close_id is None:
+            return None
+        return self.tokenizer.special_tokens.get(self.tags.open)
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer.encode_rendered([text])

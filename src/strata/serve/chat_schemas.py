@@ -166,7 +166,6 @@ class ChatRequest(GenerationRequest):
     tools: Annotated[list[Tool], BeforeValidator(_tools), Field(max_length=MAX_TOOLS, default_factory=list)]
     tool_choice: Annotated[ToolChoice, BeforeValidator(_tool_choice)] = ToolChoice(mode="auto")
     parallel_tool_calls: bool = True
-    response_format: dict[str, Any] | None = None
     max_completion_tokens: Annotated[int | None, Field(ge=UNLIMITED, lt=2**63)] = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_CHAT_ALTERNATIVES)] = None
@@ -221,17 +220,6 @@ class ChatRequest(GenerationRequest):
     def num_alternatives(self) -> int | None:
         return (self.top_logprobs or 0) if self.logprobs else None
 
-    def check_served(self) -> None:
-        """Refuse what needs tokens to be masked by a grammar; raises RequestError `not_implemented`."""
-        strict = (i for i, tool in enumerate(self.tools) if tool.function.strict)
-        if self.tool_choice.mode != "none" and (i := next(strict, None)) is not None:
-            field = f"tools[{i}].function.strict"
-            raise RequestError(f"{field}: not served yet; leave it out", field, "not_implemented")
-        kind = (self.response_format or {"type": "text"}).get("type")
-        if kind != "text":
-            message = f"response_format: type {kind!r} is not served yet"
-            raise RequestError(message, "response_format", "not_implemented")
-
     def turn(self) -> Turn:
         """What the client asks for, in the words of every protocol."""
         choice = self.tool_choice
@@ -246,6 +234,8 @@ class ChatRequest(GenerationRequest):
             variables=self.chat_template_kwargs,
             stops=self.stop,
             loop_guard=self.loop_guard,
+            structure=self.structure(),
+            strict=[] if choice.mode == "none" else [t.function.name for t in shown if t.function.strict],
         )
 
     def _thinking(self) -> Thinking:

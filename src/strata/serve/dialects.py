@@ -30,6 +30,8 @@ class Dialect:
         unsure: markers that begin calls of declared functions only.
         opening: the beginning of a call, up to the function's name, to make the model write one.
         named_opening: likewise up to the arguments; NAME stands for the function's name.
+        ending: what stands behind the arguments.
+        between: what may stand between two calls.
         id_size: letters and digits of a call's id, where the template insists.
     """
 
@@ -39,6 +41,8 @@ class Dialect:
     closers: tuple[str, ...]
     opening: str
     named_opening: str
+    ending: str
+    between: str = "\n"
     bare: bool = False
     unsure: tuple[str, ...] = ()
     id_size: int | None = None
@@ -59,6 +63,7 @@ QWEN = Dialect(
     signs=(FUNCTION, "<parameter="),
     opening="<tool_call>\n<function=",
     named_opening="<tool_call>\n<function=NAME>\n",
+    ending="</function>\n</tool_call>",
     **_TAGS,
 )
 MISTRAL = Dialect(
@@ -68,6 +73,8 @@ MISTRAL = Dialect(
     closers=(),
     opening=TOOL_CALLS,
     named_opening=f"{TOOL_CALLS}NAME{ARGS}",
+    ending="",
+    between="",
     id_size=9,
 )
 MISTRAL_LIST = Dialect(
@@ -77,6 +84,8 @@ MISTRAL_LIST = Dialect(
     closers=(),
     opening=f'{TOOL_CALLS} [{{"name": "',
     named_opening=f'{TOOL_CALLS} [{{"name": "NAME", "arguments": ',
+    ending="}]",
+    between="",
     id_size=9,
 )
 LLAMA = Dialect(
@@ -86,6 +95,8 @@ LLAMA = Dialect(
     closers=(";", END_FUNCTION, END_CALL),
     opening='{"name": "',
     named_opening='{"name": "NAME", "parameters": ',
+    ending="}",
+    between="; ",
     bare=True,
     unsure=(FUNCTION,),
 )
@@ -94,6 +105,7 @@ HERMES = Dialect(
     signs=(CALL,),
     opening='<tool_call>\n{"name": "',
     named_opening='<tool_call>\n{"name": "NAME", "arguments": ',
+    ending="}\n</tool_call>",
     **_TAGS,
 )
 GENERIC = Dialect(
@@ -102,6 +114,7 @@ GENERIC = Dialect(
     bare=True,
     opening=HERMES.opening,
     named_opening=HERMES.named_opening,
+    ending=HERMES.ending,
     **_TAGS,
 )
 DIALECTS = (QWEN, MISTRAL, MISTRAL_LIST, LLAMA, HERMES, GENERIC)

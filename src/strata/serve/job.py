@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from strata.engine.messages import Finished, Generate, SamplingParams
+from strata.engine.messages import Finished, Generate, Grammar, SamplingParams
 from strata.serve.answer import Answer
 from strata.serve.deltas import Delta, End
+from strata.serve.structured import Structure
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +44,7 @@ class Job:
         answer: collects its tokens.
         field: of the client's request that made the prompt.
         steering: what is written into it.
+        structure: what it must look like, behind its thinking and behind `steering.opening`.
     """
 
     index: int
@@ -52,9 +54,11 @@ class Job:
     answer: Answer
     field: str
     steering: Steering = Steering()
+    structure: Structure | None = None
     runs: list[Finished] = field(default_factory=list)  # how the engine's runs ended
     end: End | None = None  # None while it runs
     _limits_thinking: bool = False  # the engine is to stop where the thinking ends
+    _structured_from: int | None = None  # the token with which the structure begins
 
     @property
     def cached_tokens(self) -> int:
@@ -69,13 +73,14 @@ class Job:
     def begin(self) -> list[Delta]:
         """What the server writes before the model writes anything."""
         steering, thinking = self.steering, self.answer.router.thinking
-        # Where the engine cannot stop at the closing tag, a call must come before any thinking.
+        # Where the engine cannot stop at the closing tag, what is forced must come before any thinking.
         unstoppable = steering.close_id is None or self.sampling.ignore_eos
-        if thinking and (steering.budget == 0 or (steering.opening and unstoppable)):
+        forced = bool(steering.opening) or self.structure is not None
+        if thinking and (steering.budget == 0 or (forced and unstoppable)):
             return self.answer.inject([*steering.close, *steering.opening])
         if steering.opening and not thinking:
             return self.answer.inject(steering.opening)
-        self._limits_thinking = bool(steering.budget or steering.opening)
+        self._limits_thinking = bool(steering.budget or forced)
         return []
 
     def request(self) -> Generate:
@@ -90,7 +95,18 @@ class Job:
                 stop_ids = [*stop_ids, self.steering.close_id]
         sampling = msgspec.structs.replace(sampling, max_tokens=most, stop_ids=stop_ids)
         id_ = f"{self.id}+{len(self.runs)}" if self.runs else self.id
-        return Generate(id_, [*self.prompt, *answer.ids], sampling)
+        return Generate(id_, [*self.prompt, *answer.ids], sampling, self._grammar())
+
+    def _grammar(self) -> Grammar | None:
+        """The grammar of the tokens that come next."""
+        if self.structure is None or self.answer.router.thinking:
+            return None
+        grammar, num_tokens = self.structure.grammar, self.answer.num_tokens
+        if self._structured_from is None:
+            self._structured_from = num_tokens
+        escape_id = None if num_tokens else grammar.escape_id
+        num_written = num_tokens - self._structured_from
+        return msgspec.structs.replace(grammar, escape_id=escape_id, num_written=num_written)
 
     def go_on(self, ended: Finished, context_length: int) -> list[Delta] | None:
         """What the server writes after the engine has stopped, to let it go on; None: the answer is over."""
@@ -102,6 +118,7 @@ class Job:
         self._limits_thinking = False
         ids: Sequence[int] = ()
         if router.thinking:
+            self._structured_from = None
             closes = ended.reason == "stop" and not looped  # the model has ended its thinking itself
             ids = [*(steering.close if closes else steering.wrap_up), *steering.opening]
         elif ended.reason != "length":

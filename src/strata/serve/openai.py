@@ -196,7 +196,6 @@ async def chat_completions(
     await backend.ready()
     backend.check_name(body.model)
     backend.check_biases(body.logit_bias)
-    body.check_served()
     id_ = f"chatcmpl-{uuid.uuid4().hex}"
     jobs = await backend.chat_jobs(body.turn(), id_, body.sampling(backend.stop_ids), body.n)
     return await answered(request, Completion(body, backend, jobs, ChatShape(), ChatLogprobs, id_))
@@ -213,7 +212,7 @@ async def completions(
     backend.check_biases(body.logit_bias)
     id_ = f"cmpl-{uuid.uuid4().hex}"
     sampling = body.sampling(backend.stop_ids)
-    jobs = await backend.text_jobs(body.prompt, body.stop, id_, sampling, body.n)
+    jobs = await backend.text_jobs(body.prompt, body.stop, id_, sampling, body.n, body.structure())
     return await answered(request, Completion(body, backend, jobs, TextShape(), CompletionLogprobs, id_))
 
 

@@ -20,6 +20,7 @@ from pydantic import (
 
 from strata.engine.messages import SamplingParams
 from strata.errors import RequestError
+from strata.serve.structured import FIELDS, Structure, structure_of
 
 MAX_PROMPTS = 256  # in one completions request
 MAX_CHAT_ALTERNATIVES = 20  # OpenAI's limit of top_logprobs
@@ -39,8 +40,6 @@ _NOT_YET: dict[str, tuple[Any, ...]] = {
     "web_search_options": (),
     "verbosity": (),
     "logit_processors": (),
-    "grammar": ("",),
-    "json_schema": (),
 }
 # Bookkeeping of OpenAI's own platform; no value of theirs could change an answer.
 _HARMLESS = {
@@ -135,6 +134,14 @@ class GenerationRequest(Strict, ABC):
     logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
     stop: Annotated[list[str], BeforeValidator(_stops)] = []
     ignore_eos: bool = False
+    response_format: dict[str, Any] | None = None
+    guided_json: dict[str, Any] | bool | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    grammar: str | None = None
+    json_schema: dict[str, Any] | bool | None = None
     stream: bool = False
     stream_options: StreamOptions = StreamOptions()
 
@@ -157,6 +164,13 @@ class GenerationRequest(Strict, ABC):
     def token_limit(self) -> int:
         """Most tokens of the answer, or `UNLIMITED`."""
         return self.max_tokens
+
+    def structure(self) -> Structure | None:
+        """What the answer must look like, if the request says so; raises RequestError where that is wrong."""
+        structure = structure_of({name: getattr(self, name) for name in FIELDS})
+        if structure is not None and self.ignore_eos:
+            raise RequestError(f"ignore_eos: not with {structure.field}, which ends the answer", "ignore_eos")
+        return structure
 
     @property
     @abstractmethod

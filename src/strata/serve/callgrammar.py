@@ -1,0 +1,146 @@
+"""The grammar of answers that may or must call tools: the dialect's syntax, and inside it the arguments.
+
+The text is llguidance's Lark. A function that is `strict` gets its own schema for its arguments, any other an
+object. In Qwen's tags a string is raw text; where a schema asks more of a string than a list of values, the
+arguments of its function are written as JSON inside the tags, which models and the router know as well.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from strata.engine.grammar_check import JSON_OPTIONS
+from strata.engine.messages import Grammar
+from strata.serve.dialects import QWEN, Dialect
+from strata.serve.structured import ANY_OBJECT
+from strata.serve.xmlcalls import END_CALL, END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
+
+_ANNOTATIONS = {"type", "title", "description", "default", "examples", "deprecated", "$comment"}
+_TAGS = "|".join(re.escape(tag).replace("/", r"\/") for tag in (END_FUNCTION, END_CALL, PARAMETER, FUNCTION))
+_RAW = rf"""raw[lazy]: RAW
+RAW: /(?s:.*)\n<\/parameter>\n/ & ~/(?s:.*)({_TAGS})(?s:.*)/"""
+
+
+class CallGrammar:
+    """Writes the grammar of one request.
+
+    Args:
+        dialect: how the model writes calls.
+        tools: the functions' names and schemas of their arguments; None for those that are not strict.
+        special: the vocabulary's special tokens, text to id.
+    """
+
+    def __init__(
+        self, dialect: Dialect, tools: Mapping[str, Mapping[str, Any] | None], special: Mapping[str, int]
+    ):
+        self._dialect, self._tools, self._special = dialect, tools, special
+        self._rules: list[str] = [_RAW] if dialect is QWEN else []
+
+    def forced(self, names: Sequence[str], parallel: bool) -> Grammar:
+        """Calls, of which the first is of one of `names`; its opening has been written already."""
+        begun = self._dialect.forced_opening(names)
+        first = " | ".join(self._call(name, begun) for name in names)
+        return self._grammar(f"start: ({first}) {self._others(parallel)}")
+
+    def free(self, content: Grammar | None, parallel: bool) -> Grammar:
+        """Content, calls, or text and then calls; the content may have a grammar of its own."""
+        calls = f"({' | '.join(map(self._call, self._tools))}) {self._others(parallel)}"
+        if content is not None:
+            return self._grammar(f"start: {self._content(content)} | {calls}")
+        markers = "|".join(re.escape(marker).replace("/", r"\/") for marker in self._dialect.markers)
+        text = f"TEXT: /(?s:.*)/ & ~/(?s:.*)({markers})(?s:.*)/"
+        if self._dialect.bare:
+            text += r" & ~/\s*\{(?s:.*)/"
+        return self._grammar(f"start: TEXT | TEXT? {calls}", text)
+
+    def _grammar(self, *rules: str) -> Grammar:
+        text = "\n".join(["%llguidance {}", *rules, *dict.fromkeys(self._rules)])
+        return Grammar("lark", text.encode("utf-8", "replace").decode())  # without halves of surrogates
+
+    def _others(self, parallel: bool) -> str:
+        if not parallel:
+            return ""
+        between = f"{json.dumps(self._dialect.between)}? " if self._dialect.between else ""
+        return f"({between}({' | '.join(map(self._call, self._tools))}))*"
+
+    def _call(self, name: str, begun: str = "") -> str:
+        opening = self._dialect.named_opening.replace("NAME", name)
+        schema = self._tools[name]
+        rule = f"arguments_{list(self._tools).index(name)}"
+        if self._dialect is QWEN:
+            self._rules.append(f"{rule}: {_tagged(schema)}")
+        else:
+            self._rules.append(f"{rule}: {_json(ANY_OBJECT if schema is None else schema)}")
+        return f"{self._literal(opening.removeprefix(begun))} {rule} {self._literal(self._dialect.ending)}"
+
+    def _literal(self, text: str) -> str:
+        """A text in which special tokens are such."""
+        special = sorted((t for t in self._special if t in text), key=len, reverse=True)
+        pattern = f"({'|'.join(map(re.escape, special))})" if special else r"(?!)"
+        parts = [part for part in re.split(pattern, text) if part]
+        return " ".join(
+            f"<[{self._special[part]}]>" if part in self._special else _quoted(part) for part in parts
+        )
+
+    @staticmethod
+    def _content(content: Grammar) -> str:
+        match content.kind:
+            case "json_schema":
+                return _json(json.loads(content.text))
+            case "choice":
+                return "(" + " | ".join(map(_quoted, json.loads(content.text))) + ")"
+        raise ValueError(f"a grammar of kind {content.kind!r} cannot stand beside tools")
+
+
+def _quoted(text: str) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _json(schema: Any) -> str:
+    if isinstance(schema, dict):
+        schema = schema | {"x-guidance": JSON_OPTIONS}
+    return f"%json {json.dumps(schema)}"
+
+
+def _tagged(schema: Mapping[str, Any] | None) -> str:
+    """Arguments between Qwen's tags."""
+    if schema is None:
+        return f'({_quoted(PARAMETER)} /[^>\\n<]+/ ">\\n" raw)*'
+    properties, required = schema.get("properties", {}), schema.get("required", [])
+    if not isinstance(properties, dict) or not isinstance(required, list):
+        return _json(schema)  # which tells what is wrong with it
+    known = {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}
+    if not schema.keys() <= known | _ANNOTATIONS or not all(key in properties for key in required):
+        return f'{_json(schema)} "\\n"'
+    parts = []
+    for key, value in properties.items():
+        written = _value(value, schema)
+        if written is None or re.search(r"[>\n<]", key):
+            return f'{_json(schema)} "\\n"'
+        part = f"{_quoted(f'{PARAMETER}{key}>' + chr(10))} {written}"
+        parts.append(part if key in required else f"({part})?")
+    return " ".join(parts) or '""'
+
+
+def _value(schema: Any, root: Mapping[str, Any]) -> str | None:
+    """A value with the tag that ends it; None where raw text cannot say what the schema asks for."""
+    if not isinstance(schema, dict):
+        return None
+    end = _quoted(f"\n{END_PARAMETER}\n")
+    values = schema.get("enum", [schema["const"]] if "const" in schema else None)
+    kind = schema.get("type")
+    if isinstance(values, list) and values and kind in (None, "string"):
+        # What spells another type of JSON would not come out as a string.
+        plain = all(isinstance(v, str) and v.strip() == v and "\n" not in v and v for v in values)
+        if plain and kind == "string" and schema.keys() <= _ANNOTATIONS | {"enum", "const"}:
+            return f"({' | '.join(map(_quoted, values))}) {end}"
+        return None
+    if kind == "string":
+        return "raw" if schema.keys() <= _ANNOTATIONS else None
+    if kind in ("integer", "number", "boolean", "array", "object"):
+        definitions = {key: root[key] for key in ("$defs", "definitions") if key in root}
+        if '"#"' in json.dumps(schema) or '"#/properties' in json.dumps(schema):
+            return None
+        return f"{_json(definitions | schema)} {end}"
+    return None
