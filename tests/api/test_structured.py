@@ -196,7 +196,6 @@ WRONG = {
         "response_format.json_schema.schema",
     ),
     "guided_json": ({"not": {}}, "guided_json"),
-    "json_schema": ({"type": "string", "pattern": "\ud800("}, "json_schema"),
     "guided_regex": ("(a", "guided_regex"),
     "guided_choice": ([], "guided_choice"),
     "guided_grammar": ("junk", "guided_grammar"),
@@ -210,13 +209,7 @@ def test_wrong_structures_are_400_by_name(server: ApiServer, name: str) -> None:
     value, field = WRONG[name]
     for extra in ({}, {"stream": True}):
         body = {"model": "parrot", "messages": ASK, name.split(".")[0]: value, **extra}
-        response = httpx.post(
-            f"{server.url}/v1/chat/completions",
-            content=json.dumps(body),
-            headers={"content-type": "application/json"},
-            trust_env=False,
-            timeout=60,
-        )
+        response = httpx.post(f"{server.url}/v1/chat/completions", json=body, trust_env=False, timeout=60)
         error = response.json()["error"]
         assert (response.status_code, error["param"]) == (400, field), error
         assert error["message"].startswith(f"{field}: ")

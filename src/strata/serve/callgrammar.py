@@ -55,8 +55,7 @@ class CallGrammar:
         return self._grammar(f"start: TEXT | TEXT? {calls}", text)
 
     def _grammar(self, *rules: str) -> Grammar:
-        text = "\n".join(["%llguidance {}", *rules, *dict.fromkeys(self._rules)])
-        return Grammar("lark", text.encode("utf-8", "replace").decode())  # without halves of surrogates
+        return Grammar("lark", "\n".join(["%llguidance {}", *rules, *dict.fromkeys(self._rules)]))
 
     def _others(self, parallel: bool) -> str:
         if not parallel:

@@ -99,7 +99,7 @@ def _structure(kind: str, value: Any, field: str) -> Structure:
         case "json_schema", str():
             text = _checked_json(value, field)
         case "regex" | "lark", str():
-            text = value.encode("utf-8", "replace").decode()  # without halves of surrogates
+            text = value
         case "choice", [_, *_] if all(isinstance(choice, str) and choice for choice in value):
             text = json.dumps(value)
         case _:
