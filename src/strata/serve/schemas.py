@@ -158,6 +158,7 @@ class GenerationRequest(Strict, ABC):
             raise RequestError(
                 "repeat_penalty: means the same as repetition_penalty; send one", "repeat_penalty"
             )
+        self.structure()  # refuses what is wrong
         return self
 
     @property
