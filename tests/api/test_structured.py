@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import anthropic
 import httpx
 import jsonschema
 import openai
@@ -230,3 +231,41 @@ def test_wrong_strict_tools_are_400(client: openai.OpenAI, schema: dict) -> None
     with pytest.raises(openai.BadRequestError) as caught:
         ask(client, "prose", tools=[tool])
     assert caught.value.param == "tools[0].function.parameters"
+
+
+FORMAT = {"type": "json_schema", "schema": SCHEMA}
+
+
+@pytest.mark.parametrize("line", ["prose", "json"])
+def test_formats_of_the_other_protocols(client: openai.OpenAI, server: ApiServer, line: str) -> None:
+    body = {"model": "parrot", "extra_body": {"seed": SEEDS[line]}}
+    response = client.responses.create(**body, input="Where?", text={"format": FORMAT | {"name": "place"}})
+    jsonschema.validate(json.loads(response.output_text), SCHEMA)
+    assert response.text.format.schema_ == SCHEMA
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        asked = {"max_tokens": 500, "messages": ASK, "output_config": {"format": FORMAT}}
+        (block,) = claude.messages.create(**body, **asked).content
+    jsonschema.validate(json.loads(block.text), SCHEMA)
+
+
+def test_strict_tools_of_the_other_protocols(client: openai.OpenAI, server: ApiServer) -> None:
+    body = {"model": "parrot", "extra_body": {"seed": SEEDS["lazy call"]}}
+    tool = {"type": "function", "name": "weather", "parameters": SCHEMA, "strict": True}
+    *_, call = client.responses.create(**body, input="Where?", tools=[tool]).output
+    jsonschema.validate(json.loads(call.arguments), SCHEMA)
+    with anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude:
+        tool = {"name": "weather", "input_schema": SCHEMA, "strict": True}
+        *_, block = claude.messages.create(**body, max_tokens=500, messages=ASK, tools=[tool]).content
+    jsonschema.validate(block.input, SCHEMA)
+
+
+def test_bad_schema_is_refused_in_a_protocol_s_own_words(client: openai.OpenAI, server: ApiServer) -> None:
+    bad = {"type": "json_schema", "schema": {"type": "nothing"}}
+    with pytest.raises(openai.BadRequestError, match=r"text\.format\.schema: "):
+        client.responses.create(model="parrot", input="Where?", text={"format": bad | {"name": "place"}})
+    with (
+        anthropic.Anthropic(base_url=server.url, api_key="none", max_retries=0) as claude,
+        pytest.raises(anthropic.BadRequestError, match=r"output_config\.format\.schema: "),
+    ):
+        asked = {"max_tokens": 5, "messages": ASK, "output_config": {"format": bad}}
+        claude.messages.create(model="parrot", **asked)

@@ -75,6 +75,8 @@ def text(value: str) -> dict:
         ),
         ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens", "needs"),
         ({"thinking": {"type": "adaptive", "budget_tokens": 5}}, "thinking.budget_tokens", "has no"),
+        ({"output_config": {"format": {"type": "xml"}}}, "output_config.format", "'xml'"),
+        ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema", "is missing"),
         ({"output_config": {"effort": "huge"}}, "output_config.effort", "'low'"),
         ({"mcp_servers": [{"url": "x"}]}, "mcp_servers", "not served"),
         ({"container": "c"}, "container", "not served"),
@@ -93,13 +95,13 @@ def test_refused_fields_are_named(change: dict, field: str, words: str) -> None:
     assert words in str(error)
 
 
-@pytest.mark.parametrize(
-    "change", [{"output_config": {"format": {"type": "json_schema"}}}, {"tools": [TOOL | {"strict": True}]}]
-)
-def test_what_waits_for_a_grammar_is_not_implemented(change: dict) -> None:
-    with pytest.raises(RequestError) as caught:
-        MessagesRequest.model_validate(HELLO | change).check_served()
-    assert caught.value.code == "not_implemented"
+def test_structure_and_strict_tools_are_asked_for() -> None:
+    schema = {"type": "object"}
+    body = HELLO | {"tools": [TOOL | {"strict": True}, TOOL | {"name": "other"}]}
+    body |= {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
+    turn = MessagesRequest.model_validate(body).turn()
+    assert (turn.structure.grammar.kind, turn.strict) == ("json_schema", ["now"])
+    assert turn.structure.field == "output_config.format.schema"
 
 
 def test_blocks_become_messages() -> None:

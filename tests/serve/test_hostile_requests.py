@@ -49,11 +49,8 @@ def take(model: type[BaseModel], body: dict) -> None:
     try:
         request = model.model_validate(body)
         if isinstance(request, ResponseRequest):
-            known = request.known_tools(request.input)
-            request.check_served(known)
-            turn = request.turn(request.input, known)
+            turn = request.turn(request.input, request.known_tools(request.input))
         else:
-            request.check_served()
             turn = request.turn()
         TEMPLATE.render(turn.messages, turn.tools)
         json.dumps(turn.tools)

@@ -26,7 +26,6 @@ SPACE = {"type": "namespace", "name": "docs", "description": "Documents.", "tool
 def turn_of(**fields: Any) -> Turn:
     body = ResponseRequest.model_validate(HELLO | fields)
     known = body.known_tools(body.input)
-    body.check_served(known)
     return body.turn(body.input, known)
 
 
@@ -45,12 +44,11 @@ def turn_of(**fields: Any) -> Turn:
         ({"tools": [{"type": "teleport"}]}, "tools", "'teleport'"),
         ({"tools": [TOOL, TOOL]}, "tools", "two tools are named 'now'"),
         ({"tools": [SPACE, TOOL | {"name": "docs__now"}]}, "tools", "two tools are named 'docs__now'"),
-        ({"tools": [TOOL | {"strict": True}]}, "tools", "strict is not served yet"),
         ({"tool_choice": "required"}, "tool_choice", "no tools are given"),
         ({"tool_choice": "required", "tools": [{"type": "web_search"}]}, "tool_choice", "no tools are given"),
         ({"tool_choice": {"type": "web_search"}}, "tool_choice", "'required'"),
         ({"tool_choice": {"type": "function", "name": "x"}, "tools": [TOOL]}, "tool_choice", "named 'x'"),
-        ({"text": {"format": {"type": "json_object"}}}, "text.format", "not served yet"),
+        ({"text": {"format": {"type": "xml"}}}, "text.format", "'xml'"),
         ({"text": {"verbosity": "low"}}, "text.verbosity", "'medium'"),
         ({"reasoning": {"effort": "huge"}}, "reasoning.effort", "'low'"),
         ({"include": ["message.output_text.logprobs"]}, "include[0]", "reasoning.encrypted_content"),
@@ -127,6 +125,12 @@ def test_tools_that_were_added_later() -> None:
     added = {"type": "additional_tools", "role": "developer", "tools": [TOOL]}
     turn = turn_of(input=[added, {"role": "user", "content": "hi"}])
     assert [tool["function"]["name"] for tool in turn.tools] == ["now"]
+
+
+def test_structure_and_strict_tools_are_asked_for() -> None:
+    strict = SPACE | {"tools": [TOOL | {"strict": True}]}
+    turn = turn_of(tools=[TOOL, strict], text={"format": {"type": "json_schema", "name": "n", "schema": {}}})
+    assert (turn.structure.field, turn.strict) == ("text.format.schema", ["docs__now"])
 
 
 def test_allowed_tools() -> None:

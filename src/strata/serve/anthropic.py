@@ -111,7 +111,6 @@ async def messages(
     backend = backend_of(request)
     await backend.ready()
     backend.check_name(body.model)
-    body.check_served()
     id_ = f"msg_{uuid.uuid4().hex}"
     stops = [text for text in body.stop_sequences if text]
     (job,) = await backend.chat_jobs(body.turn(stops), id_, body.sampling(backend.stop_ids))
@@ -128,5 +127,4 @@ async def count_tokens(
     backend = backend_of(request)
     await backend.ready()
     backend.check_name(body.model)
-    body.check_served()
     return {"input_tokens": len(await backend.chat_prompt(body.turn()))}

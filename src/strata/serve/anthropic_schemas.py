@@ -24,6 +24,7 @@ from strata.serve.chat import Effort, Thinking, Turn
 from strata.serve.chat_schemas import MAX_TOOLS
 from strata.serve.messages import Message
 from strata.serve.schemas import Strict
+from strata.serve.structured import named_format
 
 # What cannot change an answer here: bookkeeping of Anthropic's own platform.
 _HARMLESS = {"metadata", "service_tier", "inference_geo", "diagnostics", "user_profile_id", "workspace_id"}
@@ -171,16 +172,6 @@ class CountRequest(Strict):
             )
         return self
 
-    def check_served(self) -> None:
-        """Refuse what needs tokens to be masked by a grammar; raises RequestError `not_implemented`."""
-        if self.output_config.format is not None:
-            field = "output_config.format"
-            raise RequestError(f"{field}: not served yet; leave it out", field, "not_implemented")
-        strict = (i for i, tool in enumerate(self.tools) if tool.strict)
-        if self.tool_choice.type != "none" and (i := next(strict, None)) is not None:
-            field = f"tools[{i}].strict"
-            raise RequestError(f"{field}: not served yet; leave it out", field, "not_implemented")
-
     def turn(self, stops: list[str] | None = None) -> Turn:
         """What the client asks for, in the words of every protocol."""
         choice = self.tool_choice
@@ -192,6 +183,8 @@ class CountRequest(Strict):
             parallel=not choice.disable_parallel_tool_use,
             thinking=self._thinking(),
             stops=stops or (),
+            structure=named_format(self.output_config.format, "output_config.format"),
+            strict=[] if choice.type == "none" else [tool.name for tool in self.tools if tool.strict],
         )
 
     def _messages(self) -> list[Message]:

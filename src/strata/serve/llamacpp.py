@@ -102,7 +102,6 @@ async def apply_template(
     await backend.ready()
     if body.model:
         backend.check_name(body.model)
-    body.check_served()
     return {"prompt": await backend.chat_text(body.turn())}
 
 

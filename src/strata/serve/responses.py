@@ -90,9 +90,9 @@ class Reply:
             "reasoning": {"effort": body.reasoning.effort, "summary": body.reasoning.summary},
             "store": body.store,
             "temperature": body.temperature,
-            "text": {"format": {"type": "text"}},
+            "text": {"format": body.text.format or {"type": "text"}},
             "tool_choice": body.tool_choice.sent,
-            "tools": [{"strict": False} | tool.model_dump(exclude_none=True) for tool in tools],
+            "tools": [tool.model_dump(exclude_none=True) for tool in tools],
             "top_p": body.top_p,
             "truncation": "disabled",
             "usage": None,
@@ -196,7 +196,6 @@ async def create(
     earlier = store.previous(body.previous_response_id).history if body.previous_response_id else ()
     history = [*earlier, *body.input]
     known = body.known_tools(history)
-    body.check_served(known)
     id_ = f"resp_{uuid.uuid4().hex}"
     (job,) = await backend.chat_jobs(body.turn(history, known), id_, body.sampling(backend.stop_ids))
     reply = Reply(body, backend, store, job, id_, history, known)

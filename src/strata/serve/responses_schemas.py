@@ -11,6 +11,7 @@ from strata.serve.chat import Effort, Thinking, Turn
 from strata.serve.responses_items import AdditionalTools, Item, Items, openai_messages
 from strata.serve.responses_tools import Known, ToolChoice, Tools, choice_of, known_tools
 from strata.serve.schemas import StreamOptions, Strict
+from strata.serve.structured import named_format
 
 # Bookkeeping of OpenAI's own platform, and limits of what only it runs.
 _HARMLESS = {
@@ -115,18 +116,6 @@ class ResponseRequest(Strict):
         """A summary of the thinking is asked for."""
         return (self.reasoning.summary or self.reasoning.generate_summary) is not None
 
-    def check_served(self, known: Mapping[str, Known]) -> None:
-        """Refuse what needs tokens to be masked by a grammar; raises RequestError `not_implemented`."""
-        kind = (self.text.format or {"type": "text"}).get("type")
-        if kind != "text":
-            message = f"text.format: type {kind!r} is not served yet"
-            raise RequestError(message, "text.format", "not_implemented")
-        strict = (name for name, one in known.items() if one.tool.strict)
-        if self.tool_choice.mode != "none" and (name := next(strict, None)) is not None:
-            raise RequestError(
-                f"tools: strict is not served yet; send false for {name!r}", "tools", "not_implemented"
-            )
-
     def known_tools(self, history: Sequence[Item]) -> dict[str, Known]:
         """The tools of which the model may be told: the request's, and those that `history` added."""
         added = [tool for item in history if isinstance(item, AdditionalTools) for tool in item.tools]
@@ -157,6 +146,8 @@ class ResponseRequest(Strict):
             forced=names if choice.mode == "required" else (),
             parallel=self.parallel_tool_calls,
             thinking=Thinking(effort=self.reasoning.effort),
+            structure=named_format(self.text.format, "text.format"),
+            strict=[] if choice.mode == "none" else [one.name for one in shown if one.tool.strict],
         )
 
     def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:

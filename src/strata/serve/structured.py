@@ -41,6 +41,24 @@ class Structure:
         return self.parts[int(found[1])] if found else self.field
 
 
+def named_format(value: Mapping[str, Any] | None, field: str) -> Structure | None:
+    """The structure of a format that holds its schema itself, as in Responses and in Anthropic's messages.
+
+    Raises:
+        RequestError: it is none.
+    """
+    match value:
+        case None | {"type": "text"}:
+            return None
+        case {"type": "json_object"}:
+            return _structure("json_schema", ANY_OBJECT, field)
+        case {"type": "json_schema", "schema": schema}:
+            return _structure("json_schema", schema, f"{field}.schema")
+        case {"type": "json_schema"}:
+            raise RequestError(f"{field}.schema: is missing", f"{field}.schema")
+    raise RequestError(f"{field}: type {value.get('type')!r:.60} is not served", field)
+
+
 def structure_of(fields: Mapping[str, Any]) -> Structure | None:
     """The structure that a request's fields (those of `FIELDS`, without nulls) ask for, if any.
 
