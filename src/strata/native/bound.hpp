@@ -98,7 +98,6 @@ struct BoundMatrix {
     }
 };
 
-using Ids = nb::ndarray<const int32_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 using ReadPlanes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
 
 inline ExpertMatrices expert_matrices(const std::string& name, int64_t n, int64_t k, const ReadPlanes& planes,
@@ -126,26 +125,6 @@ struct BoundExperts {
                 expert_matrices(down_format, width, ff, down, down_scales)} {
         expect("number of up experts", layer.up.count, layer.gate.count);
         expect("number of down experts", layer.down.count, layer.gate.count);
-    }
-
-    void run(ReadFloatArray x, Ids ids, ReadFloatArray weights, FloatArray out) const {
-        size_t rows = x.shape(0), slots = ids.shape(1);
-        expect("number of activations in a row", x.shape(1), layer.gate.first.k);
-        expect("rows of the output", out.shape(0), rows);
-        expect("columns of the output", out.shape(1), layer.gate.first.k);
-        expect("rows of the expert ids", ids.shape(0), rows);
-        expect("rows of the weights", weights.shape(0), rows);
-        expect("columns of the weights", weights.shape(1), slots);
-        const int32_t* id = ids.data();
-        for (size_t i = 0; i < rows * slots; ++i)
-            if (id[i] < 0 || id[i] >= layer.gate.count)
-                fail("expert id is " + std::to_string(id[i]) + ", expected 0 to " +
-                     std::to_string(layer.gate.count - 1));
-        const float *from = x.data(), *w = weights.data();
-        float* to = out.data();
-        nb::gil_scoped_release release;
-        std::lock_guard lock(runtime().mutex);
-        run_experts(runtime(), layer, from, id, w, static_cast<int>(rows), static_cast<int>(slots), to);
     }
 };
 

@@ -123,7 +123,6 @@ NB_MODULE(_core, m) {
                       const std::string&, ReadPlanes, const std::vector<float>&, const std::string&,
                       ReadPlanes, const std::vector<float>&>(),
              "width"_a, "ff"_a, "gate_format"_a, "gate"_a, "gate_scales"_a, "up_format"_a, "up"_a,
-             "up_scales"_a, "down_format"_a, "down"_a, "down_scales"_a)
-        .def("run", &BoundExperts::run, "x"_a, "ids"_a, "weights"_a, "out"_a);
+             "up_scales"_a, "down_format"_a, "down"_a, "down_scales"_a);
     bind_ops(m);
 }

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from strata.native import _core
-from strata.native.matrix import as_rows, load_codebook
+from strata.native.matrix import load_codebook
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +51,4 @@ class Experts:
             ids: int64 or int32 `[rows, slots]`; ValueError where an expert does not exist.
             weights: float32 `[rows, slots]`.
         """
-        out = np.empty(x.shape, dtype=np.float32)
-        self.core.run(as_rows(x), as_rows(ids.to(torch.int32)), as_rows(weights), out)
-        return torch.from_numpy(out)
+        return _core.experts(x.contiguous(), ids.long(), weights, self.core)
