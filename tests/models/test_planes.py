@@ -59,6 +59,8 @@ def test_float_weights_give_the_reference_and_any_cut_the_same_bits(folder: Path
     for name, cuts in PIECES.items():
         assert torch.equal(logits_in_pieces(model, TOKENS, list(cuts)), whole), name
     assert torch.equal(logits_in_pieces(model, TOKENS, list(range(1, len(TOKENS)))), whole), "one by one"
+    with torch.inference_mode():
+        assert torch.equal(model.forward(TOKENS, model.new_state()), whole[-1:]), "only the last logits"
 
 
 @pytest.mark.parametrize("count", [2, 3])

@@ -53,9 +53,13 @@ class Block:
         )
         self.ffn = ffn
 
-    def __call__(self, x: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor:
-        """float32 `[n, width]` -> `[n, width]`."""
+    def __call__(
+        self, x: torch.Tensor, angles: Angles, state: LayerState, last: bool = False
+    ) -> torch.Tensor:
+        """float32 `[n, width]` -> `[n, width]`, or `[1, width]` of the `last` row only."""
         mixed = self.mixer(self.attn_norm(x), angles, state)
+        if last:
+            x, mixed = x[-1:], mixed[-1:]
         x, normalized = self.ops.add_rms_norm(x, mixed, self.ffn_norm.weight, self.ffn_norm.epsilon)
         return x + self.ffn(normalized)
 
@@ -74,9 +78,15 @@ class HyperBlock:
         self.hc_ffn = HyperConnection(weights, f"{prefix}.hc_ffn", config)
         self.ffn = ffn
 
-    def __call__(self, residual: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor:
-        """float32 `[n, streams, width]` -> the same; advances `state`."""
+    def __call__(
+        self, residual: torch.Tensor, angles: Angles, state: LayerState, last: bool = False
+    ) -> torch.Tensor:
+        """float32 `[n, streams, width]` -> the same, or `[1, streams, width]` of the `last` row only;
+        advances `state`."""
         x, inject = self.hc_attn.read(residual)
-        residual = self.hc_attn.write(residual, self.mixer(x, angles, state), inject)
+        mixed = self.mixer(x, angles, state)
+        if last:
+            residual, mixed, inject = residual[-1:], mixed[-1:], inject[-1:]
+        residual = self.hc_attn.write(residual, mixed, inject)
         x, inject = self.hc_ffn.read(residual)
         return self.hc_ffn.write(residual, self.ffn(x), inject)

@@ -47,16 +47,15 @@ class Decoder(Model):
         return SequenceState([block.mixer.new_state() for block in self.blocks], self.recurrent)
 
     def forward(self, tokens: list[int], state: SequenceState, all_logits: bool = False) -> torch.Tensor:
-        x = self.hidden(tokens, state)
-        return self.output(self.output_norm(x if all_logits else x[-1:]))
+        return self.output(self.output_norm(self.hidden(tokens, state, last=not all_logits)))
 
-    def hidden(self, tokens: list[int], state: SequenceState) -> torch.Tensor:
-        """Append `tokens` and return the last block's output for each, float32 `[n, width]`."""
+    def hidden(self, tokens: list[int], state: SequenceState, last: bool = False) -> torch.Tensor:
+        """Append `tokens`; the last block's output, float32 `[n, width]`, or `[1, width]` of the `last`."""
         positions = torch.arange(state.position, state.position + len(tokens))
         angles = self.rotary.angles(positions)
         x = self.token_embd(torch.tensor(tokens))
         for block, layer_state in zip(self.blocks, state.layers, strict=True):
-            x = block(x, angles, layer_state)
+            x = block(x, angles, layer_state, last and block is self.blocks[-1])
         state.position += len(tokens)
         return x
 

@@ -72,18 +72,18 @@ class Qwen4Exp(Model):
         return SequenceState(layers, recurrent=True)
 
     def forward(self, tokens: list[int], state: SequenceState, all_logits: bool = False) -> torch.Tensor:
-        residual = self.residual(tokens, state)
-        return self.output(self.output_hc.mix(residual if all_logits else residual[-1:]))
+        return self.output(self.output_hc.mix(self.residual(tokens, state, last=not all_logits)))
 
-    def residual(self, tokens: list[int], state: SequenceState) -> torch.Tensor:
-        """Append `tokens` and return their residual before the final mixer: float32 `[n, streams, width]`."""
+    def residual(self, tokens: list[int], state: SequenceState, last: bool = False) -> torch.Tensor:
+        """Append `tokens`; their residual before the final mixer, float32 `[n, streams, width]`, or
+        `[1, streams, width]` of the `last`."""
         ids = torch.tensor(tokens)
         angles = self.rotary.angles(torch.arange(state.position, state.position + len(tokens)))
         residual = self.token_embd(ids)[:, None].expand(-1, self.output_hc.streams, -1)
         for layer, block in enumerate(self.blk):
             if layer == self.ple_layer:
                 residual = self.ple(residual, ids, state.layers[-1])
-            residual = block(residual, angles, state.layers[layer])
+            residual = block(residual, angles, state.layers[layer], last and block is self.blk[-1])
         state.position += len(tokens)
         return residual
 
