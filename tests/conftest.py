@@ -9,6 +9,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Triton decides when it is imported, here or by whichever library comes first, whether kernels run in its
+# interpreter; in this process they do (tests/ops/triton).
+os.environ["TRITON_INTERPRET"] = "1"
+
 # A busy machine is no failure; whatever else Hypothesis chose for here (in CI: the same examples) stays.
 settings.register_profile("strata", settings.default, deadline=None)
 settings.load_profile("strata")
@@ -17,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 
 def clean_environment() -> dict[str, str]:
-    """The environment without the variables that Strata itself reads."""
-    ours = ("STRATA_CONFIG", "STRATA_API_KEY", "HF_ENDPOINT")
+    """The environment without the variables that Strata itself reads, and without Triton's interpreter."""
+    ours = ("STRATA_CONFIG", "STRATA_API_KEY", "HF_ENDPOINT", "TRITON_INTERPRET")
     return {name: value for name, value in os.environ.items() if name not in ours}
 
 

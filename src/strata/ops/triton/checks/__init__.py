@@ -1,0 +1,1 @@
+"""How each group of kernels is proved; `catalog.py` says what a module here contains."""
