@@ -1,0 +1,1 @@
+"""Where experts live and who computes them: numbers and decisions, without a device."""
