@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from strata.experts.policy import Policy, Residency, slot_classes
 from strata.experts.trace import Trace
 
 WARM = 0.3  # share of the trace that is not counted
@@ -38,6 +39,27 @@ def belady(trace: Trace, share: float) -> float:
         surplus = len(ids) - capacity
         if surplus > 0:
             held[ids[np.argpartition(-next_use[ids], surplus - 1)[:surplus]]] = False
+    return _percent(trace, misses)
+
+
+def ours(trace: Trace, share: float, moves_per_layer: float = 0.5, expert_bytes: int = 1000) -> float:
+    """`Policy` with moves that land one window later, while the next window is under way."""
+    num_experts = trace.layers * trace.experts
+    sizes = np.full(num_experts, expert_bytes)
+    slack = 2 * max(1, int(moves_per_layer * trace.layers))
+    slots = slot_classes(sizes, int((share * num_experts + slack) * 1024))
+    residency, policy = Residency(sizes, slots, slack), Policy(num_experts)
+    for move in residency.fill(np.random.default_rng(0).permutation(num_experts)):
+        residency.land(move)
+    misses, under_way = [], []
+    for token, used in enumerate(_flat(trace)):
+        window = residency.launch()
+        misses.append((residency.slot_of[used] < 0).sum())
+        policy.observe(trace.counts(token, token + 1).reshape(-1))
+        for move in under_way:
+            residency.land(move)
+        residency.finish(window)
+        under_way = policy.moves(residency, slack // 2)
     return _percent(trace, misses)
 
 
