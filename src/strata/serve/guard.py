@@ -44,11 +44,21 @@ def has_key(headers: Headers, api_key: str | None) -> bool:
     return any(matches)
 
 
-class Guard:
-    """ASGI middleware that checks `Host` and the key before anything else sees a request.
+def host_refusal(headers: Headers, options: Options, path: str) -> JSONResponse | None:
+    """The answer to a request whose `Host` may not be heeded, if so.
 
     On loopback `Host` must name this machine: a site whose name was made to point here ("DNS rebinding")
     is sent by browsers under its own name.
+    """
+    host = headers.get("host")
+    if not is_loopback(options.host) or host is None or is_loopback(_without_port(host)):
+        return None
+    message = f"this server answers to localhost only, not to {host!r}"
+    return as_response(403, envelope(403, message, code="host_not_allowed"), path)
+
+
+class Guard:
+    """ASGI middleware that checks `Host` and the key before an endpoint sees a request.
 
     Args:
         app: what is guarded.
@@ -64,10 +74,8 @@ class Guard:
 
     def _refusal(self, scope: Scope) -> JSONResponse | None:
         headers = Headers(scope=scope)
-        host = headers.get("host")
-        if is_loopback(self._options.host) and host is not None and not is_loopback(_without_port(host)):
-            message = f"this server answers to localhost only, not to {host!r}"
-            return as_response(403, envelope(403, message, code="host_not_allowed"), scope["path"])
+        if refusal := host_refusal(headers, self._options, scope["path"]):
+            return refusal
         if scope["path"] not in _OPEN_PATHS and not has_key(headers, self._options.api_key):
             message = "the API key is missing or wrong; send Authorization: Bearer KEY, or X-Api-Key: KEY"
             body = envelope(401, message, code="invalid_api_key")

@@ -16,6 +16,7 @@ from strata.errors import StrataError
 from strata.options import Options
 from strata.serve.app import create_app
 from strata.serve.backend import Backend
+from strata.web.app import mount
 
 DRAIN_S = 3  # after a signal, for the answers under way
 LAST_S = 5  # for the engine's end and the last words, before connections are cut
@@ -35,6 +36,7 @@ def run_server(settings: Options, on_ready: Callable[[str], None] | None = None)
         StrataError: the address cannot be used, or the model does not load.
     """
     app = create_app(settings)
+    mount(app, settings)
     _log_to_stderr()
     config = uvicorn.Config(
         app,

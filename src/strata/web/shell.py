@@ -1,0 +1,86 @@
+"""What all pages have in common: the header with its navigation, light and dark, styles and scripts."""
+
+import html
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from nicegui import ui
+
+from strata import __version__
+from strata.serve.backend import Backend
+from strata.web import files
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """A page of the web app.
+
+    Args:
+        path: where it is served.
+        name: in the navigation and the window's title.
+        icon: a name of Material's icons, which NiceGUI brings along.
+        build: makes the page's elements, inside `frame`; it gets the backend and all pages.
+    """
+
+    path: str
+    name: str
+    icon: str
+    build: Callable[[Backend, Sequence["Page"]], Awaitable[None]]
+
+
+@contextmanager
+def frame(page: Page, pages: Sequence[Page], backend: Backend) -> Iterator[ui.row]:
+    """The shell around one page; what is made inside it becomes the page's content.
+
+    Args:
+        page: the one that is shown.
+        pages: those of the navigation.
+        backend: of the server, for the model's name.
+
+    Yields:
+        the row at the start of the header, for buttons of the page's own.
+    """
+    version = html.escape(__version__)
+    ui.add_head_html(
+        f'<link rel="stylesheet" href="{files.URL}/strata.css?{version}">'
+        f'<script defer src="{files.URL}/strata.js?{version}"></script>'
+    )
+    with ui.header().classes("strata-header"):
+        start = ui.row().classes("strata-start")
+        with ui.element("nav").props('aria-label="Pages"').classes("strata-nav"):
+            for other in pages:
+                _navigation_link(other, current=other is page)
+        ui.label(backend.name).classes("strata-model").tooltip("the model that is served")
+        _theme_button()
+    yield start
+
+
+def icon_button(icon: str, label: str, on_click: Callable | None = None) -> ui.button:
+    """A flat round button whose picture is named for those who do not see it."""
+    button = (
+        ui.button(icon=icon, on_click=on_click, color=None)
+        .props("flat round dense")
+        .classes("strata-icon-button")
+    )
+    button.props["aria-label"] = label
+    return button.tooltip(label)
+
+
+def _navigation_link(page: Page, current: bool) -> None:
+    link = ui.element("a").classes("strata-link")
+    link.props["href"] = page.path
+    link.props["aria-label"] = page.name
+    if current:
+        link.props["aria-current"] = "page"
+    with link:
+        ui.icon(page.icon).props("aria-hidden=true")
+        ui.label(page.name).classes("strata-link-name")
+
+
+def _theme_button() -> None:
+    """Changes between the system's choice, light and dark; the browser does it and remembers it by itself."""
+    button = ui.button(icon="brightness_auto", color=None).props(
+        'flat round dense aria-label="Theme: as the system"'
+    )
+    button.classes("strata-icon-button strata-theme").on("click", js_handler="() => strata.nextTheme()")
