@@ -133,3 +133,13 @@ def test_a_shared_expert_is_added_behind_its_gate(load):
     gate, *matrices = shared.values()
     expected = torch.stack([(gate @ token).sigmoid() * swiglu(token, *matrices) for token in x])
     torch.testing.assert_close(experts(x), by_hand(x) + expected, rtol=1e-5, atol=1e-5)
+
+
+def test_what_is_chosen_is_counted(load):
+    experts = Experts(load(InMemory(ROUTER | LAYOUTS["stacked"])), "blk.0", WIDTH, LENGTH, COUNT, USED)
+    x = random(17, WIDTH)
+    chosen = (x @ ROUTER["blk.0.ffn_gate_inp.weight"].T).topk(USED).indices
+    experts(x[:16])
+    experts(x[16:])
+    experts.counts.settle()
+    assert torch.equal(experts.counts.total, torch.bincount(chosen.flatten(), minlength=COUNT))

@@ -1,5 +1,6 @@
 """Decoder blocks: how a mixer and a feed-forward layer sit on the residual."""
 
+from collections.abc import Iterable
 from typing import Protocol
 
 import torch
@@ -20,6 +21,11 @@ class Mixer(Protocol):
     def new_state(self) -> LayerState: ...
 
     def __call__(self, x: torch.Tensor, angles: Angles, state: LayerState) -> torch.Tensor: ...
+
+
+def expert_layers(blocks: Iterable["Block | HyperBlock"]) -> dict[int, Experts]:
+    """The mixtures of experts among a model's blocks, by the number of their block."""
+    return {layer: block.ffn for layer, block in enumerate(blocks) if isinstance(block.ffn, Experts)}
 
 
 class Block:

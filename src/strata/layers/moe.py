@@ -3,6 +3,7 @@
 import torch
 
 from strata.errors import ModelFileError, UnsupportedModelError
+from strata.layers.expert_counts import ExpertCounts
 from strata.layers.feed_forward import FeedForward
 from strata.layers.linear import Linear
 from strata.layers.weights import Stack, Weights
@@ -36,6 +37,9 @@ class Experts:
         expert_used_count: experts per token.
         shared_length: the shared expert's inner length; 0 where there is none.
         normalize: divide the chosen probabilities by their sum.
+
+    Attributes:
+        counts: how often each expert was chosen.
     """
 
     def __init__(
@@ -58,12 +62,14 @@ class Experts:
         self.expert_used_count = expert_used_count
         self.normalize = normalize
         self.ffn_gate_inp = Linear(weights, f"{prefix}.ffn_gate_inp.weight", expert_count, width)
+        self.counts = ExpertCounts(expert_count)
         self.experts = weights.require_experts(*_stacks(weights, prefix, width, length, expert_count))
         self.shared = SharedExpert(weights, prefix, width, shared_length) if shared_length else None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 `[n, width]` -> float32 `[n, width]`."""
         ids, shares = self.ops.route(self.ffn_gate_inp(x), self.expert_used_count, self.normalize)
+        self.counts.note(ids)
         out = self.ops.experts(x, ids, shares, self.weights.experts(self.experts))
         return out if self.shared is None else out + self.shared(x)
 

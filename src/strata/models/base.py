@@ -4,6 +4,7 @@ from abc import ABC, abstractmethod
 
 import torch
 
+from strata.layers.moe import Experts
 from strata.layers.state import SequenceState
 from strata.models.config import ModelConfig
 
@@ -20,6 +21,10 @@ class Model(ABC):
     @abstractmethod
     def new_state(self) -> SequenceState:
         """The state of an empty sequence."""
+
+    def expert_layers(self) -> dict[int, Experts]:
+        """The mixtures of experts by the number of their layer, ascending; a dense model has none."""
+        return {}
 
     @abstractmethod
     def forward(self, tokens: list[int], state: SequenceState, all_logits: bool = False) -> torch.Tensor:

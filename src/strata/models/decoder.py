@@ -2,7 +2,7 @@
 
 import torch
 
-from strata.layers.block import Block
+from strata.layers.block import Block, expert_layers
 from strata.layers.feed_forward import FeedForward
 from strata.layers.linear import Embedding, Linear
 from strata.layers.moe import Experts, require_softmax_router
@@ -45,6 +45,9 @@ class Decoder(Model):
 
     def new_state(self) -> SequenceState:
         return SequenceState([block.mixer.new_state() for block in self.blocks], self.recurrent)
+
+    def expert_layers(self) -> dict[int, Experts]:
+        return expert_layers(self.blocks)
 
     def forward(self, tokens: list[int], state: SequenceState, all_logits: bool = False) -> torch.Tensor:
         return self.output(self.output_norm(self.hidden(tokens, state, last=not all_logits)))

@@ -8,12 +8,13 @@ import torch
 
 from strata.errors import ModelFileError, UnsupportedModelError
 from strata.formats.checkpoint import Checkpoint
-from strata.layers.block import HyperBlock
+from strata.layers.block import HyperBlock, expert_layers
 from strata.layers.delta_net import DeltaNet, DeltaNetConfig
 from strata.layers.draft import HyperDraft, has_draft
 from strata.layers.hybrid import feed_forward, recurrent_layers
 from strata.layers.hyper_connection import HyperConnection
 from strata.layers.linear import Embedding, Linear
+from strata.layers.moe import Experts
 from strata.layers.ngram import NgramMemory
 from strata.layers.rotary import Rotary
 from strata.layers.sparse_attention import SparseAttention
@@ -70,6 +71,9 @@ class Qwen4Exp(Model):
         if self.ple is not None:
             layers.append(self.ple.new_state())
         return SequenceState(layers, recurrent=True)
+
+    def expert_layers(self) -> dict[int, Experts]:
+        return expert_layers(self.blk)
 
     def forward(self, tokens: list[int], state: SequenceState, all_logits: bool = False) -> torch.Tensor:
         return self.output(self.output_hc.mix(self.residual(tokens, state, last=not all_logits)))
