@@ -115,6 +115,18 @@ def test_a_request(run, client: EngineClient) -> None:
     run(go())
 
 
+def test_questions_are_answered_in_order(run, client: EngineClient) -> None:
+    async def go() -> None:
+        pong, use, again = await asyncio.gather(client.ping(), client.count_experts(), client.ping())
+        assert len(pong.lanes) == len(again.lanes) == 2
+        assert (use.total, use.recent) == (b"", b"")  # a script has no experts
+        with pytest.raises(TimeoutError):  # an answer that nobody waits for any more disturbs no other
+            await asyncio.wait_for(client.ping(), 0)
+        assert (await client.count_experts()).total == b""
+
+    run(go())
+
+
 def test_concurrent_requests_do_not_mix(run, client: EngineClient) -> None:
     async def go() -> None:
         answers = await asyncio.gather(*(answer(client, request(f"r{i}", seed=i % 8)) for i in range(40)))

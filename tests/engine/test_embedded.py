@@ -2,6 +2,7 @@
 
 import asyncio
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,7 +55,9 @@ def test_greedy_tokens_through_the_socket_are_the_models(model: Model) -> None:
         client = EngineClient(EngineConfig(str(EMBEDDED_MODEL), lanes=1, context=24))
         info = await client.start()
         assert (info.architecture, info.vocab_size, info.context_length) == ("qwen4exp", 8192, 24)
-        assert info.memory["mapped file"] < EMBEDDED_MODEL.stat().st_size
+        memory = {part.purpose: part.bytes for part in info.memory}
+        assert set(memory) == {"dense weights", "experts", "token embedding", "n-gram table"}
+        assert memory["token embedding"] + memory["n-gram table"] < EMBEDDED_MODEL.stat().st_size
         sampling = SamplingParams(temperature=0, logprobs=1)
         for cached in (0, 0):  # one prompt shorter than a chunk leaves no checkpoint to return to
             events = [e async for e in client.generate(Generate("a", PROMPT[:20], sampling))]
@@ -64,6 +67,11 @@ def test_greedy_tokens_through_the_socket_are_the_models(model: Model) -> None:
             end = events[-1]
             assert isinstance(end, Finished)
             assert (end.reason, end.cached_tokens) == ("length", cached)  # 20 + 4 fill the context
+        layout, use = info.experts, await client.count_experts()
+        assert layout is not None and layout.tier == "RAM"
+        total = np.frombuffer(use.total, "<i8").reshape(len(layout.layers), layout.experts)
+        assert (total.sum(1) == 2 * (20 + 3) * layout.experts_used).all()  # the last token is not read
+        assert np.frombuffer(use.recent, "<f4").sum() == pytest.approx(total.sum(), rel=0.05)
         await client.stop()
 
     asyncio.run(go())

@@ -20,11 +20,12 @@ SAMPLING = m.SamplingParams(
     stop_ids=[1, 2],
     ignore_eos=True,
 )
-INFO = m.ModelInfo("n", "a", 5, 6, 0.5, {"mapped file": 2**40}, 2, "torch")
+INFO = m.ModelInfo("n", "a", 5, 6, 0.5, [m.MemoryPart("experts", "RAM", 2**40)], 2, "torch")
 
 
 @pytest.mark.parametrize(
-    "request_", [m.Generate("a", [1, 2**31], SAMPLING), m.Cancel("a"), m.Ping(), m.Shutdown()]
+    "request_",
+    [m.Generate("a", [1, 2**31], SAMPLING), m.Cancel("a"), m.Ping(), m.CountExperts(), m.Shutdown()],
 )
 def test_requests(request_: m.Request) -> None:
     assert m.decode_request(m.encode(request_)) == request_
@@ -38,11 +39,13 @@ def test_requests(request_: m.Request) -> None:
         m.Hello("secret"),
         m.LoadProgress(1, 2, "opening"),
         m.Ready(INFO),
+        m.Ready(msgspec.structs.replace(INFO, experts=m.ExpertLayout([0, 2], 8, 2, "RAM"))),
         m.Progress("a", 1, 2),
         m.Tokens("a", [m.Token(1), m.Token(2, -0.5, [(2, -0.5), (3, float("-inf"))])]),
         m.Finished("a", "stop", 1, 2, 3, 0.1, 0.2, 0.3),
         m.Failed("a", "no", "invalid_request", "prompt"),
-        m.Pong(m.Totals(running=1, cached_tokens=2**40)),
+        m.Pong(m.Totals(running=1, cached_tokens=2**40), [m.LaneUse(True, 5, 2**40, 3)]),
+        m.ExpertUse(b"\x00\xff" * 8, b""),
     ],
 )
 def test_events(event: m.Event) -> None:

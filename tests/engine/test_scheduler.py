@@ -3,10 +3,19 @@
 import pytest
 
 from strata.engine.lane import ModelLane
-from strata.engine.messages import Failed, Finished, Generate, Progress, SamplingParams, Token, Tokens
+from strata.engine.messages import (
+    Failed,
+    Finished,
+    Generate,
+    Progress,
+    SamplingParams,
+    Token,
+    Tokens,
+)
 from strata.engine.scheduler import Scheduler
 from strata.engine.session import common_prefix
 from strata.errors import StrataError
+from strata.models.base import PREFILL_CHUNK
 from tests.engine.fakes import VOCAB, HashModel
 
 CHUNK = 10
@@ -42,6 +51,9 @@ class CountingLane:
 
     def reset(self):
         self.num_resets += 1
+
+    def holds(self):
+        return len(self.tokens), 0, 0
 
 
 class Run:
@@ -259,6 +271,26 @@ def test_an_error_ends_only_its_request(error: Exception, text: str, capsys) -> 
     assert bad.num_resets == 1 and good.num_resets == 0
     assert len(run.scheduler._free) == 2
     assert ("Traceback" in capsys.readouterr().err) == (not isinstance(error, StrataError))
+
+
+def test_lanes_tell_what_they_hold() -> None:
+    run = Run(CountingLane(until=3), ModelLane(HashModel(recurrent=True), 1 << 20))
+    run.submit("a", [7] * 25)
+    run.scheduler.step()
+    (idle,) = (lane for lane in run.scheduler.lanes() if not lane.busy)
+    assert idle.tokens == 0
+    (busy,) = (lane for lane in run.scheduler.lanes() if lane.busy)
+    assert busy.tokens > 0
+    run.finish()
+    assert not any(lane.busy for lane in run.scheduler.lanes())
+    assert sum(lane.tokens for lane in run.scheduler.lanes()) >= 25  # kept for the next request
+
+
+def test_a_models_lane_tells_its_memory() -> None:
+    lane = ModelLane(HashModel(recurrent=True), 1 << 20)
+    lane.begin([5] * (PREFILL_CHUNK + 1), SamplingParams())
+    lane.prefill()
+    assert lane.holds() == (PREFILL_CHUNK, PREFILL_CHUNK + 8, 8)  # cells of a byte, a hash, and a copy of it
 
 
 def test_totals() -> None:

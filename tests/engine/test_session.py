@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strata.engine import session as session_module
-from strata.engine.session import Session, Sync, common_prefix, saved_bytes
+from strata.engine.session import Session, Sync, common_prefix
 from tests.engine.fakes import HashModel
 
 CHUNK = 8
@@ -134,7 +134,5 @@ def test_reset_forgets() -> None:
     assert torch.equal(read(session), fresh([5] * 20, True))
 
 
-def test_common_prefix_and_saved_bytes() -> None:
+def test_common_prefix() -> None:
     assert [common_prefix([1, 2, 3], b) for b in ([], [1], [1, 2, 3, 4], [1, 9, 3])] == [0, 1, 3, 1]
-    nested = [None, (torch.zeros(3), torch.zeros(2, dtype=torch.int64)), {"a": [torch.zeros(1)]}]
-    assert saved_bytes(nested) == 12 + 16 + 4

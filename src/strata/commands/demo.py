@@ -71,14 +71,14 @@ def tokens_of(usage: dict) -> tuple[int, int]:
 
 
 def report(console: Console, health: dict, speeds: tuple[float, float]) -> None:
-    """Print load time, speeds, and memory by tier."""
+    """Print load time, speeds, and memory by purpose."""
     prompt, decode = speeds
     say(console, f"\nkernels {health['kernels']}")
     say(console, f"load    {health['load_s']:8.2f} s")
     say(console, f"prompt  {prompt:8.1f} tokens/s")
     say(console, f"decode  {decode:8.1f} tokens/s")
-    for tier, num_bytes in health["memory"].items():
-        say(console, f"memory  {num_bytes / 2**20:8.1f} MiB  {tier}")
+    for part in health["memory"]:
+        say(console, f"memory  {part['bytes'] / 2**20:8.1f} MiB  {part['purpose']} ({part['tier']})")
 
 
 def advise(console: Console, url: str | None) -> None:

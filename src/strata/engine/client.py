@@ -4,12 +4,14 @@ import asyncio
 import signal
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
-from typing import Literal
+from typing import Literal, TypeVar
 
 from strata.engine.messages import (
     Cancel,
+    CountExperts,
     EngineConfig,
     Event,
+    ExpertUse,
     Failed,
     Finished,
     Generate,
@@ -24,6 +26,7 @@ from strata.engine.messages import (
 from strata.engine.process import WorkerProcess
 from strata.errors import RequestError, StrataError
 
+A = TypeVar("A", Pong, ExpertUse)
 State = Literal["stopped", "loading", "ready", "stopping", "dead"]
 _CLIENT_FAULTS = {"context_length_exceeded", "invalid_request"}
 
@@ -68,7 +71,7 @@ class EngineClient:
         self._worker: WorkerProcess | None = None
         self._loaded: asyncio.Future[None]  # of `_worker`
         self._requests: dict[str, asyncio.Queue[Event | Exception]] = {}
-        self._pings: deque[asyncio.Future[Pong]] = deque()  # answered in order
+        self._questions: deque[asyncio.Future] = deque()  # answered in order
 
     async def start(self) -> ModelInfo:
         """Start the engine if none runs, and wait until its model is loaded.
@@ -116,18 +119,17 @@ class EngineClient:
             self._worker.send(Cancel(request_id))
 
     async def ping(self) -> Pong:
-        """Totals of the running engine.
+        """Totals and lanes of the running engine.
 
         Raises:
             EngineError: none is running.
             EngineDied: it ended before it answered.
         """
-        if self._worker is None or self.state != "ready":
-            raise EngineError(f"the engine is {self.state}")
-        pong: asyncio.Future[Pong] = asyncio.get_running_loop().create_future()
-        self._pings.append(pong)
-        self._worker.send(Ping())
-        return await pong
+        return await self._ask(Ping(), Pong)
+
+    async def count_experts(self) -> ExpertUse:
+        """How often each expert was chosen; raises as `ping` does."""
+        return await self._ask(CountExperts(), ExpertUse)
 
     async def stop(self, drain_s: float = 0.0) -> None:
         """End the engine: wait up to `drain_s` seconds for running requests, then cancel what is left.
@@ -160,6 +162,16 @@ class EngineClient:
         await asyncio.shield(self._loaded)
         return worker
 
+    async def _ask(self, question: Ping | CountExperts, kind: type[A]) -> A:
+        if self._worker is None or self.state != "ready":
+            raise EngineError(f"the engine is {self.state}")
+        answer: asyncio.Future[A] = asyncio.get_running_loop().create_future()
+        self._questions.append(answer)
+        self._worker.send(question)
+        given = await answer
+        assert isinstance(given, kind)
+        return given
+
     def _receive(self, event: Event) -> None:
         match event:
             case Ready():
@@ -169,8 +181,8 @@ class EngineClient:
                 self._loaded.set_result(None)
             case LoadProgress():
                 self.progress = event
-            case Pong():
-                _settle(self._pings.popleft(), event)
+            case Pong() | ExpertUse():
+                _settle(self._questions.popleft(), event)
             case Failed(id=""):
                 self.failure = event.message
             case Failed():
@@ -192,8 +204,8 @@ class EngineClient:
             self.failure = str(error)
         if not self._loaded.done():
             self._loaded.set_exception(error)
-        while self._pings:
-            _settle(self._pings.popleft(), error)
+        while self._questions:
+            _settle(self._questions.popleft(), error)
         for request_id in self._requests:
             self._deliver(request_id, error)
 
@@ -202,13 +214,13 @@ class EngineClient:
             self._requests[request_id].put_nowait(event)
 
 
-def _settle(ping: asyncio.Future[Pong], answer: Pong | Exception) -> None:
-    if ping.cancelled():  # its caller gave up; the answer came all the same
+def _settle(question: asyncio.Future, answer: Pong | ExpertUse | Exception) -> None:
+    if question.cancelled():  # its caller gave up; the answer came all the same
         return
     if isinstance(answer, Exception):
-        ping.set_exception(answer)
+        question.set_exception(answer)
     else:
-        ping.set_result(answer)
+        question.set_result(answer)
 
 
 def _error(event: Failed) -> StrataError:

@@ -30,6 +30,9 @@ class Lane(Protocol):
     def reset(self) -> None:
         """Forget everything, after an error."""
 
+    def holds(self) -> tuple[int, int, int]:
+        """Tokens in its state, bytes of the state, and bytes of checkpoints."""
+
 
 class ModelLane:
     """A session with its sampler."""
@@ -67,3 +70,7 @@ class ModelLane:
 
     def reset(self) -> None:
         self.session.reset()
+
+    def holds(self) -> tuple[int, int, int]:
+        session = self.session
+        return len(session.tokens), session.state_bytes(), session.kept_bytes()

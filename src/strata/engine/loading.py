@@ -3,15 +3,22 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 
+from strata.engine.messages import ExpertLayout, MemoryPart
 from strata.errors import StrataError
 from strata.formats.checkpoint import Checkpoint
 from strata.hardware.memory import available_bytes
 from strata.layers.weights import Weights
 from strata.models import DecodedWeights, Model, load_model
 
+_TABLES = {
+    "token_embd.weight": "token embedding",
+    "per_layer_token_embd.weight": "n-gram table",
+    "ple_ngram_embd.weight": "n-gram table",
+}
 Report = Callable[[int, int], None]  # bytes done, bytes to do
 
 
@@ -20,8 +27,9 @@ class Loaded:
     """A model, and what to tell the person about it."""
 
     model: Model
-    memory: dict[str, int]  # tier -> bytes
+    memory: list[MemoryPart]
     kernels: str
+    experts: ExpertLayout | None  # None: a dense model
 
 
 def load(
@@ -44,10 +52,23 @@ def load(
         return _load_native(checkpoint, threads, report)
     why = "reference" if reference else "Strata was built without a C++ compiler"
     cache_bytes = available_bytes() // 2 if cache_bytes is None else cache_bytes
-    model = load_model(DecodedWeights(checkpoint, cache_bytes))
+    weights = DecodedWeights(checkpoint, cache_bytes)
+    model = load_model(weights)
     decoded = sum(4 * math.prod(tensor.shape) for tensor in checkpoint.tensors.values())
-    memory = {"RAM decoded weights, at most": min(cache_bytes, decoded)}
-    return Loaded(model, memory | _mapped(checkpoint), f"torch {torch.__version__}, float32 ({why})")
+    stored = sum(
+        tensor.num_bytes for name, tensor in checkpoint.tensors.items() if name not in weights.tables
+    )
+    memory = [
+        MemoryPart("decoded weights, at most", "RAM", min(cache_bytes, decoded)),
+        MemoryPart("weights", "mapped file", stored),
+        *_tables(weights),
+    ]
+    return Loaded(model, memory, f"torch {torch.__version__}, float32 ({why})", _layout(model, "mapped file"))
+
+
+def _layout(model: Model, tier: Literal["RAM", "mapped file"]) -> ExpertLayout | None:
+    layers, config = list(model.expert_layers()), model.config
+    return ExpertLayout(layers, config.expert_count, config.expert_used_count, tier) if layers else None
 
 
 def has_native() -> bool:
@@ -66,10 +87,13 @@ def _load_native(checkpoint: Checkpoint, threads: int, report: Report) -> Loaded
     set_num_threads(threads)
     weights = PlaneWeights(checkpoint)
     model = load_model(weights)
-    _check_memory(checkpoint, weights, weights.num_bytes())
+    dense, experts = weights.matrix_bytes(), weights.expert_bytes()
+    _check_memory(checkpoint, weights, dense + experts)
     weights.load(report)
     kernels = f"{isa()}, {threads} thread{'s' * (threads > 1)}"
-    return Loaded(model, {"RAM weights": weights.num_bytes()} | _mapped(checkpoint), kernels)
+    memory = [MemoryPart("dense weights", "RAM", dense), MemoryPart("experts", "RAM", experts)]
+    memory = [part for part in memory if part.bytes] + _tables(weights)
+    return Loaded(model, memory, kernels, _layout(model, "RAM"))
 
 
 def _check_memory(checkpoint: Checkpoint, weights: Weights, num_bytes: int) -> None:
@@ -82,5 +106,7 @@ def _check_memory(checkpoint: Checkpoint, weights: Weights, num_bytes: int) -> N
         )
 
 
-def _mapped(checkpoint: Checkpoint) -> dict[str, int]:
-    return {"mapped file": sum(tensor.num_bytes for tensor in checkpoint.tensors.values())}
+def _tables(weights: Weights) -> list[MemoryPart]:
+    """Tables of which only the rows in use are read, through the file's mapping."""
+    sizes = {name: weights.checkpoint.tensors[name].num_bytes for name in weights.tables}
+    return [MemoryPart(_TABLES.get(name, name), "mapped file", size) for name, size in sizes.items()]

@@ -63,6 +63,10 @@ class Ping(msgspec.Struct, tag=True, frozen=True):
     """Answered by `Pong`, between two steps of the engine."""
 
 
+class CountExperts(msgspec.Struct, tag=True, frozen=True):
+    """Answered by `ExpertUse`, between two steps of the engine."""
+
+
 class Shutdown(msgspec.Struct, tag=True, frozen=True):
     """Cancel every request and leave."""
 
@@ -84,6 +88,23 @@ class LoadProgress(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
+class MemoryPart(msgspec.Struct, frozen=True):
+    """What takes memory, and how much; a file is mapped, so that its pages take none that is needed."""
+
+    purpose: str  # e.g. "experts", "n-gram table"
+    tier: Literal["RAM", "mapped file"]
+    bytes: int
+
+
+class ExpertLayout(msgspec.Struct, frozen=True):
+    """The experts of a model and where they are."""
+
+    layers: list[int]  # numbers of the layers that have experts, ascending
+    experts: int  # of a layer
+    experts_used: int  # by a token
+    tier: Literal["RAM", "mapped file"]  # of all of them
+
+
 class ModelInfo(msgspec.Struct, frozen=True):
     """The loaded model and what it occupies."""
 
@@ -92,9 +113,10 @@ class ModelInfo(msgspec.Struct, frozen=True):
     vocab_size: int
     context_length: int  # tokens of prompt and answer that one request may have
     load_s: float
-    memory: dict[str, int]  # tier -> bytes, e.g. "mapped file", "decoded weights, at most"
+    memory: list[MemoryPart]  # what does not change while the engine runs
     threads: int
     kernels: str  # what computes, e.g. "avx2, 2 threads"
+    experts: ExpertLayout | None = None  # None: a dense model
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -172,10 +194,31 @@ class Totals(msgspec.Struct):
     completion_tokens: int = 0
 
 
+class LaneUse(msgspec.Struct, frozen=True):
+    """One lane and what it keeps for the next request."""
+
+    busy: bool
+    tokens: int  # in its state
+    state_bytes: int  # keys, values and recurrent parts
+    checkpoint_bytes: int
+
+
 class Pong(msgspec.Struct, tag=True, frozen=True):
-    """The engine is alive."""
+    """The engine is alive, and what it holds."""
 
     totals: Totals
+    lanes: list[LaneUse] = []
+
+
+class ExpertUse(msgspec.Struct, tag=True, frozen=True):
+    """How often each expert was chosen: arrays `[layers, experts]` in the order of `ExpertLayout.layers`.
+
+    The arrays are row-major and little-endian, and empty for a dense model. `layers/expert_counts.py` says
+    what is counted.
+    """
+
+    total: bytes  # int64
+    recent: bytes  # float32
 
 
 # --- what a worker is started with ------------------------------------------------------------------
@@ -193,8 +236,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     checkpoint_bytes: int = 256 << 20  # for copies of recurrent states, per lane
 
 
-Request = Generate | Cancel | Ping | Shutdown
-Event = Hello | LoadProgress | Ready | Progress | Tokens | Finished | Failed | Pong
+Request = Generate | Cancel | Ping | CountExperts | Shutdown
+Event = Hello | LoadProgress | Ready | Progress | Tokens | Finished | Failed | Pong | ExpertUse
 
 encode = msgspec.msgpack.Encoder().encode
 decode_request = msgspec.msgpack.Decoder(Request).decode

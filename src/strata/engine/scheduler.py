@@ -18,7 +18,7 @@ import msgspec
 
 from strata.engine.grammar import GrammarCompiler, TokenMask
 from strata.engine.lane import Lane
-from strata.engine.messages import Event, Failed, Finished, Generate, Progress, Tokens, Totals
+from strata.engine.messages import Event, Failed, Finished, Generate, LaneUse, Progress, Tokens, Totals
 from strata.errors import RequestError, StrataError
 
 COMPILE_POLL_S = 0.01  # how long the engine waits for grammars before it looks for messages
@@ -79,6 +79,7 @@ class Scheduler:
         self._emit = emit
         self._poll = poll
         self._grammars = grammars
+        self._lanes = list(lanes)
         self._free = list(lanes)  # the one that was used last stands last
         self._queue: deque[_Job] = deque()
         self._running: dict[str, _Job] = {}  # the order in which prompts take turns
@@ -91,6 +92,9 @@ class Scheduler:
 
     def totals(self) -> Totals:
         return msgspec.structs.replace(self._totals, running=len(self._running), queued=len(self._queue))
+
+    def lanes(self) -> list[LaneUse]:
+        return [LaneUse(lane not in self._free, *lane.holds()) for lane in self._lanes]
 
     def submit(self, request: Generate) -> None:
         """Queue a request, or answer at once with what is wrong with it."""

@@ -200,6 +200,9 @@ class ScriptedLane:
     def reset(self) -> None:
         self.tokens = []
 
+    def holds(self) -> tuple[int, int, int]:
+        return len(self.tokens), 0, 0
+
 
 def _ending(allowed: np.ndarray, end_id: int, position: int) -> int:
     """An allowed token that leads to the end: that itself, else what closes something, else the first."""

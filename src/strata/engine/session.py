@@ -10,9 +10,8 @@ Checkpoints lie at absolute multiples of `PREFILL_CHUNK`, where prompts are cut 
 resumes at one runs through the same chunks as one that starts from nothing, and gets the same bits.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
@@ -96,6 +95,14 @@ class Session:
         self.tokens, self._checkpoints = [], []
         self._state = self.model.new_state()
 
+    def state_bytes(self) -> int:
+        """Memory of the state: keys, values and recurrent parts."""
+        return self._state.num_bytes()
+
+    def kept_bytes(self) -> int:
+        """Memory of the checkpoints."""
+        return sum(checkpoint.num_bytes for checkpoint in self._checkpoints)
+
     def _extend(self, tokens: list[int]) -> torch.Tensor:
         with torch.inference_mode():
             logits = self.model.forward(tokens, self._state)
@@ -107,19 +114,8 @@ class Session:
             return
         self._checkpoints.append(self._state.checkpoint())
         kept = self._checkpoints
-        while kept and sum(saved_bytes(c.saved) for c in kept) > self.checkpoint_bytes:
+        while kept and self.kept_bytes() > self.checkpoint_bytes:
             # Thin them out evenly and keep the deepest: drop the one whose neighbours are closest.
             edges = [0, *(c.position for c in kept)]
             gaps = [edges[i + 1] - edges[i - 1] for i in range(1, len(kept))]
             del kept[gaps.index(min(gaps)) if gaps else 0]
-
-
-def saved_bytes(saved: Any) -> int:
-    """Bytes of the tensors in a checkpoint's saved layer states, however they are nested."""
-    if isinstance(saved, torch.Tensor):
-        return saved.numel() * saved.element_size()
-    if isinstance(saved, Mapping):
-        return sum(map(saved_bytes, saved.values()))
-    if isinstance(saved, list | tuple):
-        return sum(map(saved_bytes, saved))
-    return 0

@@ -21,8 +21,10 @@ from strata.engine.lane import Lane, ModelLane
 from strata.engine.loading import load
 from strata.engine.messages import (
     Cancel,
+    CountExperts,
     EngineConfig,
     Event,
+    ExpertUse,
     Failed,
     Generate,
     Hello,
@@ -41,8 +43,10 @@ from strata.engine.scripted import CONTEXT_LENGTH, PREFIX, load_script
 from strata.errors import StrataError
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.hardware.cpu import usable_cpus
+from strata.layers.expert_counts import ExpertCounts
 from strata.models import open_checkpoint
 
+Loading = tuple[list[Lane], ModelInfo, list[ExpertCounts]]  # what a model is loaded to
 LINGER_MS = 1000  # for the last events to leave
 
 
@@ -52,7 +56,7 @@ class Worker:
     def __init__(self, socket: zmq.Socket, config: EngineConfig):
         self.socket = socket
         load = load_scripted if config.model.startswith(PREFIX) else load_checkpoint
-        lanes, info = load(config, self.emit)
+        lanes, info, self.expert_counts = load(config, self.emit)
         grammars = GrammarCompiler(lambda: tokenizer_of(config.model), info.vocab_size)
         self.scheduler = Scheduler(
             lanes, info.vocab_size, info.context_length, self.emit, self.receive, grammars
@@ -82,12 +86,22 @@ class Worker:
                 case Cancel(id=request_id):
                     self.scheduler.cancel(request_id)
                 case Ping():
-                    self.emit(Pong(self.scheduler.totals()))
+                    self.emit(Pong(self.scheduler.totals(), self.scheduler.lanes()))
+                case CountExperts():
+                    self.emit(expert_use(self.expert_counts))
                 case Shutdown():
                     self.leaving = True
 
 
-def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> tuple[list[Lane], ModelInfo]:
+def expert_use(layers: list[ExpertCounts]) -> ExpertUse:
+    """The counts of all layers as they are now."""
+    for counts in layers:
+        counts.settle()
+    total = b"".join(counts.total.numpy().astype("<i8").tobytes() for counts in layers)
+    return ExpertUse(total, b"".join(counts.recent.numpy().astype("<f4").tobytes() for counts in layers))
+
+
+def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> Loading:
     """Lanes that share the model at path `config.model`."""
     start = time.monotonic()
     path = Path(config.model)
@@ -106,8 +120,10 @@ def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> tupl
         memory=loaded.memory,
         threads=threads,
         kernels=loaded.kernels,
+        experts=loaded.experts,
     )
-    return [ModelLane(model, config.checkpoint_bytes) for _ in range(config.lanes)], info
+    lanes: list[Lane] = [ModelLane(model, config.checkpoint_bytes) for _ in range(config.lanes)]
+    return lanes, info, [experts.counts for experts in model.expert_layers().values()]
 
 
 def tokenizer_of(model: str) -> Tokenizer | None:
@@ -117,7 +133,7 @@ def tokenizer_of(model: str) -> Tokenizer | None:
     return load_tokenizer(open_checkpoint(Path(model)))
 
 
-def load_scripted(config: EngineConfig, emit: Callable[[Event], None]) -> tuple[list[Lane], ModelInfo]:
+def load_scripted(config: EngineConfig, emit: Callable[[Event], None]) -> Loading:
     """Lanes that recite a script; they share the order of its lines."""
     start = time.monotonic()
     script = load_script(config.model)
@@ -127,11 +143,11 @@ def load_scripted(config: EngineConfig, emit: Callable[[Event], None]) -> tuple[
         vocab_size=script.vocabulary.vocab_size,
         context_length=config.context or CONTEXT_LENGTH,
         load_s=time.monotonic() - start,
-        memory={},
+        memory=[],
         threads=1,
         kernels="none",
     )
-    return [script.new_lane() for _ in range(config.lanes)], info
+    return [script.new_lane() for _ in range(config.lanes)], info, []
 
 
 class _Throttle:

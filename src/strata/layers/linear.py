@@ -41,7 +41,7 @@ class Embedding:
 
     def __init__(self, weights: Weights, name: str, num_rows: int, width: int):
         self.weights = weights
-        self.name = weights.require(name, num_rows, width)
+        self.name = weights.require_table(name, num_rows, width)
 
     def __call__(self, ids: torch.Tensor) -> torch.Tensor:
         """`ids` int64 `[n]` -> float32 `[n, width]`."""

@@ -54,15 +54,17 @@ class PlaneWeights(Weights):
             done += size
         progress(done, total)
 
-    def num_bytes(self) -> int:
-        """Bytes that the planes of all matrices take in memory."""
-        matrices = sum(plane_bytes(self._format(n), *shape) for n, shape in self.matrices.items())
-        experts = (
+    def matrix_bytes(self) -> int:
+        """Bytes that the planes of all matrices but the experts' take in memory."""
+        return sum(plane_bytes(self._format(n), *shape) for n, shape in self.matrices.items())
+
+    def expert_bytes(self) -> int:
+        """Bytes that the planes of all experts take in memory."""
+        return sum(
             stack.experts * plane_bytes(self._stack_format(stack), stack.num_out, stack.num_in)
             for stacks in self.stacks
             for stack in stacks
         )
-        return matrices + sum(experts)
 
     def _num_bytes(self, name: str) -> int:
         return self.checkpoint.tensors[name].num_bytes

@@ -4,8 +4,11 @@ Keys and values are append-only and can be cut anywhere. Recurrent states (delta
 n-gram window) cannot: going back needs a copy, which `checkpoint` makes.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
+
+import torch
 
 
 class LayerState(Protocol):
@@ -23,6 +26,7 @@ class LayerState(Protocol):
 class StateCheckpoint:
     position: int
     saved: list[Any]
+    num_bytes: int
 
 
 class SequenceState:
@@ -37,7 +41,8 @@ class SequenceState:
         self.position = 0  # tokens seen so far
 
     def checkpoint(self) -> StateCheckpoint:
-        return StateCheckpoint(self.position, [layer.save() for layer in self.layers])
+        saved = [layer.save() for layer in self.layers]
+        return StateCheckpoint(self.position, saved, saved_bytes(saved))
 
     def rewind(self, checkpoint: StateCheckpoint) -> None:
         """Return to `checkpoint`, which must have been taken on this sequence's present prefix."""
@@ -55,3 +60,14 @@ class SequenceState:
 
     def num_bytes(self) -> int:
         return sum(layer.num_bytes() for layer in self.layers)
+
+
+def saved_bytes(saved: Any) -> int:
+    """Bytes of the tensors in a checkpoint's saved layer states, however they are nested."""
+    if isinstance(saved, torch.Tensor):
+        return saved.numel() * saved.element_size()
+    if isinstance(saved, Mapping):
+        return sum(map(saved_bytes, saved.values()))
+    if isinstance(saved, list | tuple):
+        return sum(map(saved_bytes, saved))
+    return 0

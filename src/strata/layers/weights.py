@@ -51,6 +51,7 @@ class Weights(ABC):
         self.checkpoint = checkpoint
         self.matrices: dict[str, tuple[int, int]] = {}  # names and shapes
         self.stacks: list[tuple[Stack, Stack, Stack]] = []
+        self.tables: list[str] = []  # names of what `rows` reads from the file
         self._required: set[str] = set()
         self._scales: dict[str, str] = {}  # tensor -> the one with its factor
 
@@ -80,6 +81,12 @@ class Weights(ABC):
         is_vector = num_out == 1 and info is not None and len(info.shape) == 1
         self.require(name, *(num_in,) if is_vector else (num_out, num_in))
         self.matrices[name] = (num_out, num_in)
+        return name
+
+    def require_table(self, name: str, num_rows: int, width: int) -> str:
+        """`require`, for a tensor that `rows` will be asked for."""
+        self.require(name, num_rows, width)
+        self.tables.append(name)
         return name
 
     def require_experts(self, gate: Stack, up: Stack, down: Stack) -> int:

@@ -155,7 +155,7 @@ class Backend:
             "architecture": info.architecture,
             "context_length": info.context_length,
             "load_s": info.load_s,
-            "memory": info.memory,
+            "memory": [msgspec.structs.asdict(part) for part in info.memory],
             "threads": info.threads,
             "kernels": info.kernels,
         } | (msgspec.structs.asdict(totals) if (totals := await self.totals()) else {})
