@@ -74,6 +74,15 @@ class Options(BaseModel):
             "`embedded`, the small model inside Strata.",
         ),
     ] = "embedded"
+    aliases: Annotated[
+        str | None,
+        Scope("serve"),
+        Flag("NAMES"),
+        Field(
+            min_length=1,
+            description="Further names that clients may call the model by, comma separated; * for any.",
+        ),
+    ] = None
     host: Annotated[
         str,
         Scope("serve"),

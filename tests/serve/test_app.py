@@ -336,3 +336,13 @@ def test_the_server_starts_without_torch() -> None:
     """It is most of the time that a start takes, and the server process computes nothing."""
     check = "import sys, strata.serve.run; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
+@pytest.mark.parametrize(("aliases", "known"), [("gpt-5, o3", False), ("gpt-5,*", True)])
+def test_further_names(aliases: str, known: bool) -> None:
+    """CASES 76: a client that insists on a name of its own gets an answer."""
+    listed = send("GET", "/v1/models", app_options={"aliases": aliases}).json()["data"][0]["aliases"]
+    assert "gpt-5" in listed and "*" not in listed
+    assert send("GET", "/v1/models/gpt-5", app_options={"aliases": aliases}).status_code == 200
+    other = send("GET", "/v1/models/claude-opus", app_options={"aliases": aliases})
+    assert (other.status_code == 200) == known

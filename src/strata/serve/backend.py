@@ -28,6 +28,7 @@ from strata.serve.router import Router
 from strata.serve.structured import Structure
 from strata.serve.templates import ChatTemplate, Rendered, rendered_ids
 
+ANY_NAME = "*"  # as an alias
 PING_S = 2.0  # a step of the engine may take as long
 # Characters of a prompt that are encoded first, to see whether the rest can matter.
 MIN_BEGINNING = 1 << 20
@@ -45,7 +46,8 @@ class Backend:
     def __init__(self, options: Options):
         self.options = options
         self.created = int(time.time())
-        self.name, self.aliases = model_names(options.model), [options.model]
+        given = [name.strip() for name in (options.aliases or "").split(",")]
+        self.name, self.aliases = model_names(options.model), [options.model, *filter(None, given)]
         self.metrics = Metrics(self.name)
         self.failure: str | None = None  # why the model does not load
         self._tokenizer: Tokenizer | None = None
@@ -120,7 +122,7 @@ class Backend:
     def check_name(self, name: str) -> None:
         """Raises RequestError `model_not_found` for a name that is not this model's."""
         names = list(dict.fromkeys([self.name, *self.aliases]))
-        if name not in names:
+        if name not in names and ANY_NAME not in names:
             raise RequestError(
                 f"model: {name!r} is not served here; served: {', '.join(names)}", "model", "model_not_found"
             )
@@ -128,7 +130,7 @@ class Backend:
     def card(self) -> dict:
         """The model as `GET /v1/models` lists it."""
         info = self.engine.info
-        aliases = [alias for alias in dict.fromkeys(self.aliases) if alias != self.name]
+        aliases = [alias for alias in dict.fromkeys(self.aliases) if alias not in (self.name, ANY_NAME)]
         length = {"context_length": info.context_length} if info else {}
         card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "strata"}
         # What Anthropic's clients read of a model, beside what OpenAI's do.
