@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -17,7 +16,6 @@ ASK = [{"role": "user", "content": "How is the weather?"}]
 CITY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}}
 WEATHER = {"name": "weather", "description": "Tells it", "input_schema": CITY}
 NOW = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
-DATA = Path(__file__).parents[1] / "data" / "requests"
 EVENT = TypeAdapter(RawMessageStreamEvent)
 
 
@@ -43,9 +41,13 @@ def raw_events(server: ApiServer, line: str, **fields: Any) -> list[dict]:
     body |= body.pop("extra_body")
     with httpx.stream("POST", f"{server.url}/v1/messages?beta=true", json=body, trust_env=False) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
-        frames = response.read().decode().strip().split("\n\n")
+        return events_of(response.read().decode())
+
+
+def events_of(stream: str) -> list[dict]:
+    """The checked events of a stream."""
     events = []
-    for frame in frames:
+    for frame in stream.strip().split("\n\n"):
         name, data = frame.split("\n")
         event = json.loads(data.removeprefix("data: "))
         assert name == f"event: {event['type']}"
@@ -53,30 +55,6 @@ def raw_events(server: ApiServer, line: str, **fields: Any) -> list[dict]:
             EVENT.validate_python(event)
         events.append(event)
     return events
-
-
-def test_request_like_claude_code_s(server: ApiServer) -> None:
-    """By hand, from its documentation: stamps, reminders, cache marks, adaptive thinking, a failed tool."""
-    body = json.loads((DATA / "claude_code.json").read_text(encoding="utf-8"))
-    headers = {
-        "anthropic-version": "2023-06-01",
-        "anthropic-beta": "claude-code-20250219",
-        "x-api-key": "none",
-    }
-    count = {name: body[name] for name in ("model", "messages", "system", "tools", "thinking")}
-    with httpx.Client(base_url=server.url, headers=headers, trust_env=False) as http:
-        assert http.head("/").status_code == 200
-        counted = http.post("/v1/messages/count_tokens?beta=true", json=count).json()
-        body["seed"] = SEEDS["rest of thinking"]
-        answer = http.post("/v1/messages?beta=true", json=body)
-    assert answer.status_code == 200, answer.text
-    frames = [json.loads(frame.split("data: ")[1]) for frame in answer.text.strip().split("\n\n")]
-    usage = frames[0]["message"]["usage"]
-    assert usage["input_tokens"] == counted["input_tokens"]
-    ends = [frame["delta"] for frame in frames if frame["type"] == "message_delta"]
-    assert [end["stop_reason"] for end in ends] == ["tool_use"]
-    starts = [f["content_block"]["type"] for f in frames if f["type"] == "content_block_start"]
-    assert starts == ["thinking", "text", "tool_use"]
 
 
 def blocks(message: Message) -> list[tuple]:

@@ -2,7 +2,6 @@
 
 import json
 import time
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,7 +20,6 @@ DOCS = {"type": "namespace", "name": "mcp__docs__", "description": "Documents", 
 PATCH = {"type": "custom", "name": "apply_patch"}
 TOOLS = [WEATHER, NOW, DOCS, PATCH, {"type": "web_search"}]
 EVENT = TypeAdapter(ResponseStreamEvent)
-DATA = Path(__file__).parents[1] / "data" / "requests"
 
 
 def fields_of(line: str, **fields: Any) -> dict[str, Any]:
@@ -239,19 +237,3 @@ def test_error_in_a_stream(server: ApiServer) -> None:
     assert last["type"] == "response.failed"
     assert last["response"]["error"]["code"] == "server_error"
     raw_events(server, "hello")  # the next request starts the engine again
-
-
-def test_request_like_codex_s(server: ApiServer) -> None:
-    """By hand, from its documentation: namespaces, a tool with a grammar, sealed thinking, hosted tools."""
-    body = json.loads((DATA / "codex.json").read_text(encoding="utf-8"))
-    events = checked_events(server, body | {"seed": SEEDS["rest of thinking"]})
-    assert events[-1]["type"] == "response.completed"
-    output = events[-1]["response"]["output"]
-    assert [item["type"] for item in output] == ["reasoning", "message", "function_call"]
-    assert output[0]["summary"][0]["text"] == "I look."
-    assert output[0]["encrypted_content"].startswith("strata:")
-    # And what it sends next, with the answer in its history.
-    result = {"type": "function_call_output", "call_id": output[2]["call_id"], "output": "text"}
-    again = checked_events(server, body | {"input": [*body["input"], *output, result]})
-    sizes = [run[-1]["response"]["usage"]["input_tokens"] for run in (events, again)]
-    assert sizes[1] > sizes[0]

@@ -49,20 +49,6 @@ def text(value: str) -> dict:
             "messages[0].content",
             "'image'; this server reads text only",
         ),
-        (
-            {
-                "messages": [
-                    {
-                        "role": "user",
-                        "content": [
-                            {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "image"}]}
-                        ],
-                    }
-                ]
-            },
-            "messages[0].content[0].content",
-            "'image'",
-        ),
         ({"system": [{"type": "image"}]}, "system", "'image'"),
         ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools", "'bash_20250124'"),
         ({"tools": [TOOL, TOOL]}, "tools", "two tools are named 'now'"),
@@ -193,3 +179,13 @@ def test_both_ways_to_send_the_key(headers: dict) -> None:
     answer = send("POST", "/v1/messages", app_options=options, headers=wrong)
     assert (answer.status_code, answer.json()["error"]["type"]) == (401, "authentication_error")
     assert answer.json()["type"] == "error"
+
+
+def test_a_tool_s_picture_is_a_note() -> None:
+    """CASES 20: an agent that looks at a picture must not lose its session; a person's picture is refused."""
+    pdf = {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "JVBE"}}
+    result = {"type": "tool_result", "tool_use_id": "t1", "content": [text("a.png"), {"type": "image"}, pdf]}
+    messages = [{"role": "assistant", "content": [USE]}, {"role": "user", "content": [result]}]
+    (_, told) = messages_of(messages=messages)
+    notes = [f"[{kind} left out: this model reads text only]" for kind in ("image", "document")]
+    assert told["content"] == "\n".join(["a.png", *notes])

@@ -338,6 +338,13 @@ def test_the_server_starts_without_torch() -> None:
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
 
 
+def test_a_tool_s_picture_is_a_note() -> None:
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw=="}}
+    result = {"role": "tool", "tool_call_id": "c", "content": [picture]}
+    body = ChatRequest.model_validate(HELLO | {"messages": [*HELLO["messages"], result]})
+    assert body.turn().messages[1]["content"][0]["text"].startswith("[image_url left out")
+
+
 @pytest.mark.parametrize(("aliases", "known"), [("gpt-5, o3", False), ("gpt-5,*", True)])
 def test_further_names(aliases: str, known: bool) -> None:
     """CASES 76: a client that insists on a name of its own gets an answer."""

@@ -222,3 +222,10 @@ def test_work_of_a_forgotten_response_ends() -> None:
         return task.cancelled()
 
     assert asyncio.run(run())
+
+
+def test_a_tool_s_picture_is_a_note() -> None:
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,iVBORw=="}
+    output = {"type": "function_call_output", "call_id": "c", "output": [picture]}
+    (told,) = turn_of(input=[output]).messages
+    assert told["content"] == "[input_image left out: this model reads text only]"

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 from strata.errors import RequestError
 from strata.serve.anthropic_stream import omitted_thinking
 from strata.serve.messages import Message
-from strata.serve.schemas import Strict
+from strata.serve.schemas import Strict, with_notes
 
 # Claude Code's stamp of version and session: no prompt, and different each time, which no cache survives.
 _BILLING = "x-anthropic-billing-header:"
@@ -128,7 +128,7 @@ class ToolResultBlock(Block):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: _union(TextBlock, DocumentBlock) = ""
+    content: Annotated[_union(TextBlock, DocumentBlock), BeforeValidator(with_notes)] = ""
     is_error: bool | None = None
 
 

@@ -11,7 +11,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from strata.errors import RequestError
 from strata.serve.chat import Effort, Thinking, Turn
-from strata.serve.schemas import MAX_CHAT_ALTERNATIVES, UNLIMITED, GenerationRequest, Strict
+from strata.serve.schemas import MAX_CHAT_ALTERNATIVES, UNLIMITED, GenerationRequest, Strict, with_notes
 
 # What a template gets from elsewhere, and the names of the arguments that carry it.
 _RESERVED = {"messages", "tools", "tokenizer", "template", "self"}
@@ -81,6 +81,13 @@ class Message(Strict):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _readable(cls, message: Any) -> Any:
+        if isinstance(message, dict) and message.get("role") == "tool":
+            return message | {"content": with_notes(message.get("content"))}
+        return message
 
 
 class FunctionDefinition(Strict):

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from strata.serve.messages import Message
 from strata.serve.responses_tools import AnyTool, check_tools, qualified
-from strata.serve.schemas import Strict
+from strata.serve.schemas import Strict, with_notes
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 _SEALED = "strata:"  # before thinking in `encrypted_content`, which clients that store nothing send back
@@ -125,7 +125,7 @@ class CallOutput(Call):
     """What a tool answered."""
 
     type: Literal["function_call_output", "custom_tool_call_output"]
-    output: Parts
+    output: Annotated[Parts, BeforeValidator(with_notes)]
 
 
 class AdditionalTools(Item):

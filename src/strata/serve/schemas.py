@@ -103,6 +103,30 @@ def _prepared(body: Any) -> Any:
     return {name: value for name, value in body.items() if value is not None and name not in dropped}
 
 
+def with_notes(result: Any) -> Any:
+    """A tool's result, in any protocol, with a note to the model in place of each part that is no text.
+
+    A person's picture is refused. But an agent reads a picture on its own account, and its result stays in
+    the history: refused, it would end the whole session.
+    """
+    if not isinstance(result, list):
+        return result
+    return [_note(part["type"]) if _is_no_text(part) else part for part in result]
+
+
+def _is_no_text(part: Any) -> bool:
+    match part:
+        case {"type": "document", "source": {"type": "text"}}:
+            return False
+        case {"type": "image" | "image_url" | "input_image" | "document" | "file" | "input_file"}:
+            return True
+    return False
+
+
+def _note(kind: str) -> dict[str, str]:
+    return {"type": "text", "text": f"[{kind} left out: this model reads text only]"}
+
+
 class Strict(BaseModel):
     """JSON of the very types that are asked for, and no fields beside them."""
 
