@@ -21,5 +21,4 @@ def test_native_calls_are_counted_and_the_rest_is_outside(tmp_path):
     result = json.loads(report.read_text())
     calls = {name: count for name, (count, _) in result["calls"].items()}
     assert calls["experts"] == shape.layers  # once a layer in each step
-    assert 0 < result["native_ms"] < result["step_ms"]
     assert 0 < result["outside_share"] < 1
