@@ -31,13 +31,19 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-from synthetic import QWEN3MOE_FORMATS, Qwen3Moe, Qwen4Exp, Shape, write
+
+from strata.formats.geometry import GEOMETRIES, Hyper
+from strata.formats.mixes import find_mix
+from strata.formats.synthetic import SyntheticCheckpoint, write_gguf
 
 PROMPT, SHORT_PROMPT, STEPS, CONTEXT = 512, 64, 24, 1024
 ROUNDS = 5
+FORMATS = ("Q4_K", "Q3_K", "IQ3_XXS", "IQ4_NL", "Q2_K")  # of the experts of qwen3moe
+QWEN3MOE = {"layers": 8}
+QWEN4EXP = {"layers": 4, "hyper": Hyper(ngram_rows=0)}  # its n-gram table would be larger than all else
 # Three layers, because neither engine computes the experts of the last one for more than the last token.
 QUICK_QWEN3MOE = {"layers": 3, "vocab": 151936 // 16}
-QUICK_QWEN4EXP = {"layers": 4, "vocab": 248320 // 12, "expert_count": 128}
+QUICK_QWEN4EXP = QWEN4EXP | {"vocab": 248320 // 12, "expert_count": 128}
 
 
 class Engine(Protocol):
@@ -138,21 +144,23 @@ class EngineProcess:
 
 @dataclass(frozen=True)
 class Case:
-    """A model to measure: a file, or a synthetic shape that is written first."""
+    """A model to measure: a file, or a made-up model that is written first."""
 
     name: str
     path: Path
     vocab: int
-    shape: Shape | None = None
+    made_up: SyntheticCheckpoint | None = None
 
 
 def cases(quick: bool, smollm2: Path, folder: Path) -> Iterator[Case]:
     yield Case("SmolLM2-135M Q4_1", smollm2, 49152)
-    for format in QWEN3MOE_FORMATS:
-        qwen3moe = replace(Qwen3Moe(experts=format), **(QUICK_QWEN3MOE if quick else {}))
-        yield Case(f"qwen3moe {format}", folder / f"qwen3moe-{format}.gguf", qwen3moe.vocab, qwen3moe)
-    qwen4exp = replace(Qwen4Exp(), **(QUICK_QWEN4EXP if quick else {}))
-    yield Case("qwen4exp IQ3_XXS", folder / "qwen4exp.gguf", qwen4exp.vocab, qwen4exp)
+    qwen3moe = replace(GEOMETRIES["qwen3-30b-a3b"], **(QUICK_QWEN3MOE if quick else QWEN3MOE))
+    for format in FORMATS:
+        made_up = SyntheticCheckpoint(qwen3moe, find_mix(qwen3moe, format))
+        yield Case(f"qwen3moe {format}", folder / f"qwen3moe-{format}.gguf", qwen3moe.vocab, made_up)
+    qwen4exp = replace(GEOMETRIES["qwen3.8-flash-next"], **(QUICK_QWEN4EXP if quick else QWEN4EXP))
+    made_up = SyntheticCheckpoint(qwen4exp, find_mix(qwen4exp, "ud-iq3_xxs"))
+    yield Case("qwen4exp IQ3_XXS", folder / "qwen4exp.gguf", qwen4exp.vocab, made_up)
 
 
 def compare(case: Case, threads: list[int], rounds: int, repack: bool) -> tuple[list[dict], float]:
@@ -196,11 +204,11 @@ def summary(name: str, pairs: list[list[float]]) -> dict[str, Any]:
 
 def run_case(case: Case, threads: list[int], rounds: int) -> tuple[dict[str, Any], list[dict]]:
     """Write the model if need be and measure it; without repacking if llama.cpp does not survive that."""
-    if case.shape and not case.path.exists():
-        write(case.shape, case.path)
+    if case.made_up and not case.path.exists():
+        write_gguf(case.made_up, case.path, lambda done, total: None)
     model: dict[str, Any] = {"name": case.name, "bytes": case.path.stat().st_size}
-    if case.shape:
-        model["shape"] = asdict(case.shape)
+    if case.made_up:
+        model["shape"] = asdict(case.made_up.geometry)
     try:
         results, correlation = compare(case, threads, rounds, repack=True)
     except EngineCrash as crash:
@@ -280,7 +288,7 @@ def main() -> None:
                     f"{r['name']:38} {r['ours']:9.2f} {r['theirs']:9.2f} tokens/s  {r['ratio']:5.2f}x",
                     flush=True,
                 )
-            if case.shape and not args.models:
+            if case.made_up and not args.models:
                 case.path.unlink()
             if args.json:
                 args.json.write_text(json.dumps(report, indent=1) + "\n")

@@ -7,11 +7,9 @@ from pathlib import Path
 import cpu_vs_llamacpp
 import pytest
 from cpu_vs_llamacpp import Case, EngineCrash, EngineProcess, cases, run_case, summary
-from synthetic import Qwen3Moe
+from helpers.models import tiny_qwen3moe
 
-TINY = Qwen3Moe(
-    "Q4_K", 1, 300, width=256, heads=4, kv_heads=2, head_length=64, expert_count=8, used=2, ff=256
-)
+TINY = tiny_qwen3moe("q4_k", layers=1)
 
 
 def test_a_result_is_the_ratio_of_medians():
