@@ -1,0 +1,86 @@
+"""One card: the object that every tensor, stream and event of a model belongs to, never the process."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from strata.errors import StrataError
+
+_PORTABLE_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped; HIP has the same numbers
+
+
+class CardError(StrataError):
+    """The card or its driver refused something; says what and what to do."""
+
+
+class Ticket(Protocol):
+    """Copies under way."""
+
+    def done(self) -> bool:
+        """Whether all of them have landed."""
+
+
+class Card:
+    """A CUDA or HIP device.
+
+    Work is queued on the stream that is current when a method is called; copies of experts have a stream of
+    their own, so that they run beside it.
+
+    Args:
+        index: among the cards that the driver shows.
+    """
+
+    def __init__(self, index: int = 0):
+        self.device = torch.device("cuda", index)
+        self._copies = torch.cuda.Stream(self.device)
+
+    def empty(self, num_bytes: int) -> torch.Tensor:
+        """Uninitialised uint8 `[num_bytes]` on the card; its address is a multiple of 256."""
+        return torch.empty(num_bytes, dtype=torch.uint8, device=self.device)
+
+    def pinned(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Zeros in host memory that copies need not wait for, and that kernels may read and write."""
+        return torch.zeros(shape, dtype=dtype, pin_memory=True)
+
+    def register(self, memory: np.ndarray) -> None:
+        """Let kernels read and copies use `memory` (uint8, whole pages) at the address it has.
+
+        Raises:
+            CardError: the system pins no more memory.
+        """
+        error = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, _PORTABLE_MAPPED))
+        if error:
+            raise CardError(
+                f"the driver cannot pin {memory.nbytes / 2**20:.0f} MiB of memory for the card "
+                f"(error {error}); raise the limit (`ulimit -l`, or the container's memlock), or take a "
+                f"smaller model"
+            )
+
+    def unregister(self, memory: np.ndarray) -> None:
+        """End what `register` began, once no kernel reads the memory."""
+        torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
+
+    def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Ticket:
+        """Begin to copy each `(destination on the card, registered source)` beside the current stream."""
+        with torch.cuda.stream(self._copies):
+            for destination, source in pairs:
+                destination.copy_(source, non_blocking=True)
+            return _Recorded(self._copies.record_event())
+
+    def mark(self) -> Ticket:
+        """What is done when all that the current stream has been given is done."""
+        return _Recorded(torch.cuda.current_stream(self.device).record_event())
+
+    def synchronize(self) -> None:
+        """Wait until the card has nothing to do."""
+        torch.cuda.synchronize(self.device)
+
+
+class _Recorded:
+    def __init__(self, event: torch.cuda.Event):
+        self._event = event
+
+    def done(self) -> bool:
+        return self._event.query()
