@@ -14,7 +14,7 @@ import psutil
 import pytest
 import zmq
 
-from strata.engine.client import EngineClient, EngineDied, EngineError
+from strata.engine.client import EngineClient, EngineDied, EngineError, RequestCancelled
 from strata.engine.messages import (
     EngineConfig,
     Finished,
@@ -276,7 +276,13 @@ def test_a_killed_idle_engine_is_replaced(run, client: EngineClient) -> None:
         await asyncio.sleep(0.1)
         assert client.state == "loading"
         leaving.cancel()
+        # Nor does one that somebody cancels: it is never sent.
+        cancelled = asyncio.create_task(answer(client, request("cancelled", seed=SLOW)))
+        await asyncio.sleep(0)
+        await client.cancel("cancelled")
         assert (await staying)[0] == b"2" * 10
+        with pytest.raises(RequestCancelled):
+            await cancelled
         assert await idle(client)
 
     run(go())

@@ -45,7 +45,7 @@ def test_requests(request_: m.Request) -> None:
         m.Finished("a", "stop", 1, 2, 3, 0.1, 0.2, 0.3),
         m.Failed("a", "no", "invalid_request", "prompt"),
         m.Pong(m.Totals(running=1, cached_tokens=2**40), [m.LaneUse(True, 5, 2**40, 3)]),
-        m.ExpertUse(b"\x00\xff" * 8, b""),
+        m.ExpertUse(b"\x00\xff" * 8, b"", 9),
     ],
 )
 def test_events(event: m.Event) -> None:

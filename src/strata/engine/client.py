@@ -43,6 +43,10 @@ class EngineDied(EngineError):
         self.log = log
 
 
+class RequestCancelled(EngineError):
+    """Somebody else than its client has ended a request."""
+
+
 class EngineClient:
     """One engine process at a time, started by `start` or by the first request after a death.
 
@@ -73,6 +77,11 @@ class EngineClient:
         self._requests: dict[str, asyncio.Queue[Event | Exception]] = {}
         self._questions: deque[asyncio.Future] = deque()  # answered in order
 
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process, if there is one."""
+        return None if self._worker is None else self._worker.process.pid
+
     async def start(self) -> ModelInfo:
         """Start the engine if none runs, and wait until its model is loaded.
 
@@ -100,7 +109,8 @@ class EngineClient:
         worker = None
         try:
             worker = await self._ready_worker()
-            worker.send(request)
+            if events.empty():  # else it was cancelled meanwhile
+                worker.send(request)
             while not ended:
                 event = await events.get()
                 ended = isinstance(event, Finished | Exception)
@@ -115,7 +125,9 @@ class EngineClient:
 
     async def cancel(self, request_id: str) -> None:
         """Ask for the end of a request; its generator then yields `Finished` with reason "cancelled"."""
-        if self._worker is not None:
+        if self.state == "loading":  # it is not sent yet, and will not be
+            self._deliver(request_id, RequestCancelled("cancelled before the engine was ready"))
+        elif self._worker is not None:
             self._worker.send(Cancel(request_id))
 
     async def ping(self) -> Pong:

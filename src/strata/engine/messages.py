@@ -3,8 +3,11 @@
 The server sends requests, the engine answers with events. A struct that names a request carries its
 `id`, which the server chose and does not use again before the request's end has come. Every request ends
 with exactly one `Finished` or `Failed`.
+
+What `/v1/status` shows as it is are dataclasses, which both msgspec and pydantic know.
 """
 
+from dataclasses import dataclass
 from typing import Literal
 
 import msgspec
@@ -88,7 +91,8 @@ class LoadProgress(msgspec.Struct, tag=True, frozen=True):
     text: str
 
 
-class MemoryPart(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class MemoryPart:
     """What takes memory, and how much; a file is mapped, so that its pages take none that is needed."""
 
     purpose: str  # e.g. "experts", "n-gram table"
@@ -96,7 +100,8 @@ class MemoryPart(msgspec.Struct, frozen=True):
     bytes: int
 
 
-class ExpertLayout(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class ExpertLayout:
     """The experts of a model and where they are."""
 
     layers: list[int]  # numbers of the layers that have experts, ascending
@@ -194,7 +199,8 @@ class Totals(msgspec.Struct):
     completion_tokens: int = 0
 
 
-class LaneUse(msgspec.Struct, frozen=True):
+@dataclass(frozen=True, slots=True)
+class LaneUse:
     """One lane and what it keeps for the next request."""
 
     busy: bool
@@ -219,6 +225,7 @@ class ExpertUse(msgspec.Struct, tag=True, frozen=True):
 
     total: bytes  # int64
     recent: bytes  # float32
+    half_life_tokens: int  # after which a choice weighs half in `recent`
 
 
 # --- what a worker is started with ------------------------------------------------------------------

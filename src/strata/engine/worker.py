@@ -43,7 +43,7 @@ from strata.engine.scripted import CONTEXT_LENGTH, PREFIX, load_script
 from strata.errors import StrataError
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.hardware.cpu import usable_cpus
-from strata.layers.expert_counts import ExpertCounts
+from strata.layers.expert_counts import HALF_LIFE_TOKENS, ExpertCounts
 from strata.models import open_checkpoint
 
 Loading = tuple[list[Lane], ModelInfo, list[ExpertCounts]]  # what a model is loaded to
@@ -98,7 +98,8 @@ def expert_use(layers: list[ExpertCounts]) -> ExpertUse:
     for counts in layers:
         counts.settle()
     total = b"".join(counts.total.numpy().astype("<i8").tobytes() for counts in layers)
-    return ExpertUse(total, b"".join(counts.recent.numpy().astype("<f4").tobytes() for counts in layers))
+    recent = b"".join(counts.recent.numpy().astype("<f4").tobytes() for counts in layers)
+    return ExpertUse(total, recent, HALF_LIFE_TOKENS)
 
 
 def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> Loading:

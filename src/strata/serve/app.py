@@ -24,6 +24,8 @@ ENDPOINTS = {
     "POST /v1/messages": "Anthropic messages, streaming or not",
     "POST /v1/messages/count_tokens": "the tokens of their prompt",
     "GET /v1/status": "state of the engine and the server",
+    "GET /v1/experts": "how often each expert was chosen",
+    "GET /v1/requests": "those under way; POST .../ID/cancel ends one",
     "GET /metrics": "for Prometheus",
     "GET /props": "the model and the defaults of requests",
     "GET /slots": "the lanes",

@@ -2,17 +2,18 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import re
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
 
-from strata.engine.client import EngineClient, EngineError
+from strata.engine.client import EngineClient, EngineError, RequestCancelled
 from strata.engine.messages import EngineConfig, Finished, Pong, SamplingParams, Tokens, Totals
 from strata.engine.scripted import PREFIX, load_script
 from strata.errors import RequestError, StrataError
@@ -22,11 +23,13 @@ from strata.options import Options
 from strata.serve.answer import Answer, Piece
 from strata.serve.chat import ChatFormat, Turn
 from strata.serve.deltas import End, Reason
-from strata.serve.job import Job
+from strata.serve.job import Job, choices
 from strata.serve.metrics import Metrics
+from strata.serve.requests import Requests
 from strata.serve.router import Router
 from strata.serve.structured import Structure
 from strata.serve.templates import ChatTemplate, Rendered, rendered_ids
+from strata.serve.timings import summary
 
 ANY_NAME = "*"  # as an alias
 PING_S = 2.0  # a step of the engine may take as long
@@ -49,6 +52,7 @@ class Backend:
         given = [name.strip() for name in (options.aliases or "").split(",")]
         self.name, self.aliases = model_names(options.model), [options.model, *filter(None, given)]
         self.metrics = Metrics(self.name)
+        self.requests = Requests()
         self.failure: str | None = None  # why the model does not load
         self._tokenizer: Tokenizer | None = None
         self._chat: ChatFormat | None = None
@@ -139,7 +143,13 @@ class Backend:
         return card | anthropic | {"aliases": aliases} | length
 
     async def health(self) -> dict:
-        """State of the engine; `status` is "ok" if requests are answered now, else "loading" or "dead"."""
+        """`state`, with the engine's counts if it answers now."""
+        state = self.state()
+        totals = await self.totals() if state["status"] == "ok" else None
+        return state | (msgspec.structs.asdict(totals) if totals else {})
+
+    def state(self) -> dict:
+        """What is known of the engine without asking it; `status` is "ok", "loading" or "dead"."""
         engine = self.engine
         if self.failure is not None:
             return {"status": "dead", "reason": self.failure}
@@ -157,18 +167,22 @@ class Backend:
             "architecture": info.architecture,
             "context_length": info.context_length,
             "load_s": info.load_s,
-            "memory": [msgspec.structs.asdict(part) for part in info.memory],
+            "memory": [dataclasses.asdict(part) for part in info.memory],
             "threads": info.threads,
             "kernels": info.kernels,
-        } | (msgspec.structs.asdict(totals) if (totals := await self.totals()) else {})
+        }
 
     async def totals(self) -> Totals | None:
-        """Counts of the engine; without them it is busy with one long step, or has just died."""
+        """Counts of the engine, if it answers now; see `pong`."""
+        pong = await self.pong()
+        return pong and pong.totals
+
+    async def pong(self) -> Pong | None:
+        """Counts and lanes of the engine; without them it is busy with one long step, or has just died."""
         try:
-            pong: Pong = await asyncio.wait_for(self.engine.ping(), PING_S)
+            return await asyncio.wait_for(self.engine.ping(), PING_S)
         except (TimeoutError, EngineError):
             return None
-        return pong.totals
 
     def special_texts(self) -> dict[str, str]:
         """The chat template and the special tokens that templates write, as far as the model has them."""
@@ -301,14 +315,19 @@ class Backend:
 
         Raises:
             RequestError: the prompt is wrong, e.g. too long.
+            RequestCancelled: `cancel` was called.
             EngineError: the engine died or failed.
         """
         start = time.monotonic()
+        tracked = self.requests.begin(job)
         piece = Piece(job.begin())  # sent when the engine has taken up the request, as it may refuse it
         try:
             while True:
-                async with aclosing(self.engine.generate(job.request())) as events:
+                request = job.request()
+                self.requests.next_run(tracked, request.id)
+                async with aclosing(self.engine.generate(request)) as events:
                     async for event in events:
+                        self.requests.note(tracked, event)
                         match event:
                             case Tokens() if not job.halted:
                                 taken = job.answer.take(event.tokens)
@@ -319,6 +338,8 @@ class Backend:
                                 ended = event
                         yield piece
                         piece = Piece()
+                if tracked.cancelled:
+                    raise RequestCancelled("the request was cancelled by who runs this server")
                 assert self.engine.info is not None
                 written = job.go_on(ended, self.engine.info.context_length)
                 if written is None:
@@ -333,20 +354,26 @@ class Backend:
                 field = job.structure.field_of(place)
             raise RequestError(f"{field}: {error}", field, error.code) from error
         finally:
+            self.requests.end(tracked)
             self._report(job, time.monotonic() - start)
+
+    async def cancel(self, id_: str) -> None:
+        """End a request under way with an error that says so.
+
+        Raises:
+            RequestError: there is none of this id.
+        """
+        tracked = self.requests.find(id_)
+        if tracked is None:
+            raise RequestError(f"no request {id_!r:.80} is under way", "id", "request_not_found")
+        tracked.cancelled = True
+        await self.engine.cancel(tracked.engine_id)
 
     def _report(self, job: Job, total_s: float) -> None:
         """The log's line of a request; nothing in it comes from its text."""
         self.metrics.observe(job, total_s)
-        num_prompt, num_new = len(job.prompt), job.answer.num_tokens
-        line = f"{job.id} {self.name}: prompt {num_prompt} tokens"
-        if job.end is not None:
-            first = job.runs[0]
-            read = _rate(num_prompt - first.cached_tokens, first.prompt_s)
-            line += f" ({first.cached_tokens} cached, {read})"
-            decode_s = sum(run.decode_s for run in job.runs)
-            line += f", answer {num_new} ({_rate(num_new - 1, decode_s)}), queued {first.queue_s:.2f} s"
-        _log.info("%s, total %.2f s, %s", line, total_s, job.end.reason if job.end else "broken off")
+        ending = job.end.reason if job.end else "broken off"
+        _log.info("%s %s: %s, total %.2f s, %s", job.id, self.name, summary(job), total_s, ending)
 
 
 def model_names(model: str) -> str:
@@ -356,23 +383,9 @@ def model_names(model: str) -> str:
     return re.sub(r"-\d{5}-of-\d{5}$", "", stem) or model
 
 
-def choices(
-    id_: str, sampling: SamplingParams, n: int, num_prompts: int = 1
-) -> Iterator[tuple[str, SamplingParams]]:
-    """The engine's id and the sampling of each of a request's choices; with a seed, `n` follow from it."""
-    for i in range(n * num_prompts):
-        seed = None if sampling.seed is None else (sampling.seed + i % n + 2**63) % 2**64 - 2**63
-        name = f"{id_}-{i}" if n * num_prompts > 1 else id_
-        yield name, msgspec.structs.replace(sampling, seed=seed)
-
-
 def _reason(job: Job, ended: Finished) -> Reason:
     if job.answer.looped:
         return "repetition"
     if ended.reason == "cancelled" and not job.answer.stopped:
         raise EngineError("the engine was stopped before the answer was complete")
     return "length" if ended.reason == "length" else "stop"
-
-
-def _rate(num_tokens: int, seconds: float) -> str:
-    return f"{num_tokens / seconds:.1f} tokens/s" if seconds > 0 and num_tokens > 0 else "- tokens/s"

@@ -9,13 +9,15 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from strata.engine.client import EngineError
+from strata.engine.client import EngineError, RequestCancelled
 from strata.errors import RequestError
 from strata.serve.anthropic_errors import anthropic_body, is_anthropic
 
 _STATUS = {
     "model_not_found": 404,
     "response_not_found": 404,
+    "request_not_found": 404,
+    "no_experts": 404,
     "request_too_large": 413,
     "unsupported_media_type": 415,
     "not_implemented": 501,  # sound, and waits for a part of Strata that is still to come
@@ -31,6 +33,7 @@ _TYPES = {
 # The request that broke the engine would break the next one too; OpenAI's clients heed this.
 _NO_RETRY = {"x-should-retry": "false"}
 CLIENT_GONE = 499  # nginx's status for the log; nobody receives it
+CANCELLED = 499  # what gRPC's CANCELLED is in HTTP; no client sends such a request again by itself
 
 
 def envelope(
@@ -53,6 +56,8 @@ def describe(error: Exception) -> tuple[int, dict]:
         case RequestError():
             status = _STATUS.get(error.code or "", 400)
             return status, envelope(status, str(error), error.field, error.code)
+        case RequestCancelled():
+            return CANCELLED, envelope(CANCELLED, str(error), code="request_cancelled")
         case EngineError():
             return 500, envelope(500, str(error), code="engine_error")
         case HTTPException():

@@ -1,6 +1,6 @@
 """One choice of a request on its way through the engine, with what the server writes into its answer."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
@@ -132,3 +132,13 @@ class Job:
     def _tokens_left(self) -> int | None:
         limit = self.sampling.max_tokens
         return None if limit is None else limit - self.answer.num_tokens
+
+
+def choices(
+    id_: str, sampling: SamplingParams, n: int, num_prompts: int = 1
+) -> Iterator[tuple[str, SamplingParams]]:
+    """The engine's id and the sampling of each of a request's choices; with a seed, `n` follow from it."""
+    for i in range(n * num_prompts):
+        seed = None if sampling.seed is None else (sampling.seed + i % n + 2**63) % 2**64 - 2**63
+        name = f"{id_}-{i}" if n * num_prompts > 1 else id_
+        yield name, msgspec.structs.replace(sampling, seed=seed)

@@ -1,4 +1,4 @@
-"""llama.cpp's `timings`: how long a request took."""
+"""How long a request took: llama.cpp's `timings`, and a line for the log."""
 
 from strata.serve.job import Job
 
@@ -22,3 +22,23 @@ def _rates(name: str, num_tokens: int, seconds: float) -> dict[str, float]:
         f"{name}_per_token_ms": seconds * 1000 / num_tokens if measured else 0.0,
         f"{name}_per_second": num_tokens / seconds if measured else 0.0,
     }
+
+
+def summary(job: Job) -> str:
+    """`prompt 900 tokens (800 cached, 80.2 tokens/s), answer 100 (20.1 tokens/s), queued 0.00 s`.
+
+    Of a job that was broken off, the prompt only.
+    """
+    line = f"prompt {len(job.prompt)} tokens"
+    if job.end is None:
+        return line
+    times, first = timings(job), job.runs[0]
+    read, written = _speed(times["prompt_per_second"]), _speed(times["predicted_per_second"])
+    return (
+        f"{line} ({first.cached_tokens} cached, {read}), answer {job.answer.num_tokens} ({written}), "
+        f"queued {first.queue_s:.2f} s"
+    )
+
+
+def _speed(tokens_per_s: float) -> str:
+    return f"{tokens_per_s:.1f} tokens/s" if tokens_per_s else "- tokens/s"

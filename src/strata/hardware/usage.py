@@ -1,0 +1,60 @@
+"""What processes and the machine use now. Times are sums: a load is their growth between two looks."""
+
+from dataclasses import dataclass
+
+import psutil
+
+from strata.hardware.memory import available_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessUse:
+    """A process.
+
+    Args:
+        cpu_s: seconds of processor time since its start, of all its threads.
+        rss_bytes: memory that it has in RAM, pages of mapped files included.
+        threads: how many it has.
+    """
+
+    cpu_s: float
+    rss_bytes: int
+    threads: int
+
+
+@dataclass(frozen=True, slots=True)
+class MachineUse:
+    """The machine, whoever uses it.
+
+    Args:
+        cpus: logical processors.
+        cpu_busy_s: seconds since its start that they worked, summed over them.
+        ram_bytes: memory there is.
+        ram_available_bytes: of it, what this process may still take; see `available_bytes`.
+    """
+
+    cpus: int
+    cpu_busy_s: float
+    ram_bytes: int
+    ram_available_bytes: int
+
+
+def process_use(pid: int | None = None) -> ProcessUse | None:
+    """What process `pid` (None: this one) uses; None if it has ended or is not to be looked at."""
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            times = process.cpu_times()
+            return ProcessUse(times.user + times.system, process.memory_info().rss, process.num_threads())
+    except psutil.Error:
+        return None
+
+
+def machine_use() -> MachineUse:
+    """What the machine's processors and memory are used for."""
+    times = psutil.cpu_times()
+    # Not every system counts all of these. Waiting for a disk is no work, and guests are in `user`.
+    names = ("user", "system", "nice", "irq", "softirq", "interrupt", "dpc")
+    busy = sum(getattr(times, name, 0.0) for name in names)
+    cpus = psutil.cpu_count() or 1
+    return MachineUse(cpus, busy, psutil.virtual_memory().total, available_bytes())

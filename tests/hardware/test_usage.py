@@ -1,0 +1,28 @@
+"""What processes and the machine use, as far as it can be known beforehand."""
+
+import os
+import time
+
+import psutil
+
+from strata.hardware.usage import machine_use, process_use
+
+
+def test_work_shows_as_processor_time_and_memory():
+    before, machine = process_use(), machine_use()
+    end = time.process_time() + 0.3
+    while time.process_time() < end:
+        pass
+    block = b"x" * (32 << 20)
+    after = process_use(os.getpid())
+    assert before is not None and after is not None and len(block) == 32 << 20
+    assert after.cpu_s - before.cpu_s > 0.2
+    assert after.rss_bytes - before.rss_bytes > 16 << 20
+    assert after.threads >= 1
+    assert machine_use().cpu_busy_s - machine.cpu_busy_s > 0.1
+    assert 0 < machine.ram_available_bytes <= machine.ram_bytes
+    assert machine.cpus == psutil.cpu_count()
+
+
+def test_a_process_that_has_ended():
+    assert process_use(2**22 + 1) is None
