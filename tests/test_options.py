@@ -7,19 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from strata.options import (
-    CONFIG_FILE,
-    SCHEMA,
-    OptionError,
-    Options,
-    command_line,
-    describe,
-    flag_name,
-    let_idle_threads_sleep,
-    load_options,
-    options_of,
-    scope_of,
-)
+from strata.configuration import OptionError, command_line, let_idle_threads_sleep, load_options
+from strata.options import CONFIG_FILE, SCHEMA, Options, describe, flag_name, options_of, scope_of
 
 
 def load(

@@ -14,17 +14,9 @@ from rich.console import Console
 from rich.markup import escape
 
 from strata import __version__
+from strata.configuration import OptionError, let_idle_threads_sleep, load_options
 from strata.errors import StrataError
-from strata.options import (
-    OptionError,
-    describe,
-    flag_name,
-    flag_of,
-    let_idle_threads_sleep,
-    load_options,
-    options_of,
-    value_type,
-)
+from strata.options import describe, flag_name, flag_of, options_of, value_type
 
 INTERRUPTED = 130  # a shell's exit code for a command ended by Ctrl+C
 

@@ -10,8 +10,9 @@ import threading
 from types import TracebackType
 from typing import Self
 
+from strata.configuration import child_environment, command_line
 from strata.errors import StrataError
-from strata.options import Options, child_environment, command_line
+from strata.options import Options
 
 NUM_LOG_LINES = 20  # shown when the server ends by itself
 STOP_S = 15.0  # a server that has not ended this long after being asked is killed
