@@ -29,6 +29,7 @@ COMMANDS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
         "Download a model from the hub, or finish a download.",
         (("reference", "REFERENCE", "hf:owner/repo[:file]"),),
     ),
+    "doctor": ("Look at this machine, and at the kernels on its card and on others.", ()),
     "logits": ("Write the float32 logits of every position of a token list.", ()),
 }
 

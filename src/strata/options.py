@@ -48,7 +48,7 @@ class Options(BaseModel):
 
     config: Annotated[
         Path | None,
-        Scope("serve", "demo", "chat", "pull", "logits"),
+        Scope("serve", "demo", "chat", "pull", "logits", "doctor"),
         Flag("FILE", env="STRATA_CONFIG", in_file=False),
         Field(description=f"Config file; {CONFIG_FILE} in the working directory when there is one."),
     ] = None
@@ -195,6 +195,42 @@ class Options(BaseModel):
         Flag("FILE.npy", in_file=False, required=True),
         Field(description="Where the float32 logits [tokens, vocabulary] go."),
     ] = None
+    compile: Annotated[
+        bool,
+        Scope("doctor"),
+        Flag(in_file=False),
+        Field(description="Compile the kernels for every card; none need be here."),
+    ] = False
+    kernels: Annotated[
+        bool,
+        Scope("doctor"),
+        Flag(in_file=False),
+        Field(description="Compare the kernels with their reference, on the card at hand."),
+    ] = False
+    targets: Annotated[
+        str | None,
+        Scope("doctor"),
+        Flag("LIST", in_file=False),
+        Field(description="With --compile: only these, e.g. gfx1201,sm_89."),
+    ] = None
+    only: Annotated[
+        str,
+        Scope("doctor"),
+        Flag("PATTERN", in_file=False),
+        Field(description="With --compile or --kernels: what is called so; * and ? match anything."),
+    ] = "*"
+    rewrite_budgets: Annotated[
+        bool,
+        Scope("doctor"),
+        Flag(in_file=False),
+        Field(description="With --compile: what is found becomes what is allowed."),
+    ] = False
+    as_json: Annotated[
+        bool,
+        Scope("doctor"),
+        Flag(in_file=False, name="json"),
+        Field(description="Print JSON instead of a table."),
+    ] = False
 
 
 SCHEMA: Mapping[str, FieldInfo] = MappingProxyType(Options.model_fields)

@@ -1,0 +1,112 @@
+"""Compiling for cards that are not here: a fake driver, children that may die, and budgets."""
+
+import faulthandler
+import multiprocessing
+import os
+import time
+
+import pytest
+
+from strata.ops.triton.catalog import Launch
+from strata.ops.triton.proof import compile_all as module
+from strata.ops.triton.proof.assembly import Assembly
+from strata.ops.triton.proof.budgets import Budget, Budgets, read_budgets, write_budgets
+from strata.ops.triton.proof.compile_all import Result, compile_all
+from strata.ops.triton.proof.fake_driver import Compiled
+from strata.ops.triton.proof.targets import TARGETS
+
+TARGET = TARGETS["gfx1100"]
+
+
+def refuse() -> None:
+    os.write(2, b"x.py:3: error: unsupported target\n")  # as MLIR does
+    raise RuntimeError("PassManager::run failed")
+
+
+def abort() -> None:
+    faulthandler.disable()  # pytest's
+    os.write(2, b"LLVM ERROR: Cannot select: f16 = fma\n")
+    os.abort()
+
+
+@pytest.mark.parametrize(
+    ("call", "error"),
+    [
+        (refuse, "RuntimeError: PassManager::run failed: unsupported target"),
+        (abort, "the compiler ended with SIGABRT LLVM ERROR: Cannot select: f16 = fma"),
+        (lambda: os._exit(3), "the compiler ended with exit code 3"),
+        (lambda: None, "the launch has launched no kernel"),
+    ],
+)
+def test_a_launch_that_fails_is_one_row(call, error):
+    (result,) = compile_all([(Launch("x", call), TARGET)], jobs=2)
+    assert (result.launch, result.target, result.kernels) == ("x", "gfx1100", ())
+    assert result.error.startswith(error)
+
+
+def test_a_compiler_that_hangs_is_ended(monkeypatch):
+    monkeypatch.setattr(module, "TIMEOUT_S", 0.2)
+    start = time.monotonic()
+    (result,) = compile_all([(Launch("x", lambda: time.sleep(60)), TARGET)], jobs=1)
+    assert result.error == "not done after 0 s" and time.monotonic() - start < 30
+
+
+def test_no_more_children_than_jobs_and_none_left_behind():
+    started = []
+    work = [(Launch(str(i), lambda: time.sleep(60)), TARGET) for i in range(3)] + [
+        (Launch("quick", lambda: None), TARGET)
+    ]
+    results = compile_all(work[::-1], 2, lambda launch, target: started.append(launch))
+    assert next(results).launch == "quick"
+    assert started == ["quick", "2"]
+    results.close()
+    assert not multiprocessing.active_children()
+
+
+def assembly(spills: int = 0, **products: int) -> Assembly:
+    return Assembly(10, spills, 0, 16, products, 128)
+
+
+def result(launch: str, target: str, *kernels: tuple[str, Assembly]) -> Result:
+    return Result(launch, target, tuple(Compiled(name, 4, code) for name, code in kernels))
+
+
+def test_more_spills_and_lost_instructions_are_violations():
+    budget = Budget(spills=2, products=("v_dot4", "v_wmma"))
+    assert budget.violations(assembly(2, v_dot4=1, v_wmma=1, v_more=1)) == []
+    assert budget.violations(assembly(3, v_dot4=1)) == ["3 spills, 2 allowed", "no v_wmma any more"]
+    assert Budgets("3.9", {}).of("any", "sm_80").violations(assembly(1)) == ["1 spills, 0 allowed"]
+
+
+def test_budgets_are_rewritten_for_what_was_compiled(tmp_path):
+    old = Budgets(
+        "3.7",
+        {
+            "a: k": {"gfx1030,gfx1100": Budget(4), "sm_80": Budget(0, ("mma",))},
+            "a: gone": {"gfx1100": Budget(1)},
+            "b: k": {"gfx1100": Budget(0, ("v_dot4",))},
+            "no launch: k": {"gfx1100": Budget(9)},
+        },
+    )
+    kernels = (("k", assembly(0, v_dot4=3)), ("k", assembly(7)), ("clean", assembly()))
+    new = old.rewritten([result("a", t, *kernels) for t in ("gfx1100", "gfx1101")], ["a", "b"], "3.9")
+    assert new == Budgets(
+        "3.9",
+        {
+            "a: k": {
+                "gfx1030": Budget(4),
+                "gfx1100,gfx1101": Budget(0, ("v_dot4",)),
+                "sm_80": Budget(0, ("mma",)),
+            },
+            "a: k #2": {"gfx1100,gfx1101": Budget(7)},
+            "b: k": {"gfx1100": Budget(0, ("v_dot4",))},
+        },
+    )
+    write_budgets(new, tmp_path / "b.json")
+    assert read_budgets(tmp_path / "b.json") == new
+    assert new.of("a: k", "gfx1030") == Budget(4) and new.of("a: k", "sm_90") == Budget()
+
+
+def test_budgets_name_targets_that_exist():
+    for by_targets in read_budgets().kernels.values():
+        assert {name for names in by_targets for name in names.split(",")} <= set(TARGETS)
