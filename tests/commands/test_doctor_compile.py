@@ -24,8 +24,8 @@ def test_every_launch_compiles_within_its_budget(run_strata):
     assert not problems
     assert answer.returncode == 0
     mine = {row["target"]: row for row in found["rows"] if row["kernel"].startswith("intrinsics: ")}
-    assert mine["gfx1100"]["products"] == {"v_dot4_i32_iu8": 4} and mine["gfx1100"]["registers"] > 0
-    assert set(mine["sm_80"]["products"]) == {"dp4a.s32.s32", "dp4a.u32.s32"}
+    assert mine["gfx1100"]["instructions"] == {"v_dot4_i32_iu8": 4} and mine["gfx1100"]["registers"] > 0
+    assert set(mine["sm_80"]["instructions"]) == {"dp4a.s32.s32", "dp4a.u32.s32"}
     assert "gfx1030" in mine or "unsupported target" in found["not_targeted"]["gfx1030"]
 
 

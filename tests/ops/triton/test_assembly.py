@@ -27,7 +27,7 @@ amdhsa.kernels:
 def test_amd():
     code = read_amdgcn(AMDGCN, TARGETS["gfx1100"], 0, 4)
     assert (code.registers, code.spills, code.waves, code.widest_load) == (120, 5, 12, 128)
-    assert code.products == {"v_wmma_i32_16x16x16_iu8": 2, "v_dot4_i32_iu8": 1}
+    assert code.instructions == {"v_wmma_i32_16x16x16_iu8": 2, "v_dot4_i32_iu8": 1}
 
 
 def test_lds_limits_the_waves_that_llvm_counts():
@@ -62,7 +62,7 @@ RESOURCES = "Function kernel:\n  REG:72 STACK:8 SHARED:0 LOCAL:0 CONSTANT[0]:560
 def test_nvidia():
     code = read_ptx(PTX, SASS, RESOURCES, TARGETS["sm_89"], 0, 4)
     assert (code.registers, code.spills, code.widest_load) == (72, 2, 128)
-    assert code.products == {"dp4a.s32.s32": 1, "mma.s32.s8.s8.s32": 1, "wgmma.s32.s8.s8": 1}
+    assert code.instructions == {"dp4a.s32.s32": 1, "mma.s32.s8.s8.s32": 1, "wgmma.s32.s8.s8": 1}
     assert code.waves == 28  # 65536 / (72 * 32) = 28.4 warps, in workgroups of 4
 
 

@@ -63,8 +63,8 @@ def test_no_more_children_than_jobs_and_none_left_behind():
     assert not multiprocessing.active_children()
 
 
-def assembly(spills: int = 0, **products: int) -> Assembly:
-    return Assembly(10, spills, 0, 16, products, 128)
+def assembly(spills: int = 0, **instructions: int) -> Assembly:
+    return Assembly(10, spills, 0, 16, instructions, 128)
 
 
 def result(launch: str, target: str, *kernels: tuple[str, Assembly]) -> Result:
@@ -72,7 +72,7 @@ def result(launch: str, target: str, *kernels: tuple[str, Assembly]) -> Result:
 
 
 def test_more_spills_and_lost_instructions_are_violations():
-    budget = Budget(spills=2, products=("v_dot4", "v_wmma"))
+    budget = Budget(spills=2, instructions=("v_dot4", "v_wmma"))
     assert budget.violations(assembly(2, v_dot4=1, v_wmma=1, v_more=1)) == []
     assert budget.violations(assembly(3, v_dot4=1)) == ["3 spills, 2 allowed", "no v_wmma any more"]
     assert Budgets("3.9", {}).of("any", "sm_80").violations(assembly(1)) == ["1 spills, 0 allowed"]

@@ -127,14 +127,14 @@ def _show(rows: list[dict], missing: dict[str, str], budgets_of: str) -> None:
         table.add_column(heading, no_wrap=True)
     for heading in ("registers", "spills", "LDS", "waves", "load"):
         table.add_column(heading, justify="right")
-    table.add_column("matrix and dot instructions")
+    table.add_column("matrix, dot and signal instructions")
     for row in rows:
         if "registers" not in row:
             table.add_row(row["kernel"], row["target"], *[""] * 5, Text(row["problem"]), style="red")
             continue
-        products = ", ".join(f"{name} x{count}" for name, count in row["products"].items())
+        instructions = ", ".join(f"{name} x{count}" for name, count in row["instructions"].items())
         numbers = (row[name] for name in ("registers", "spills", "shared_bytes", "waves", "widest_load"))
-        text = " | ".join(part for part in (products, row["problem"]) if part)
+        text = " | ".join(part for part in (instructions, row["problem"]) if part)
         style = "red" if row["problem"] else None
         table.add_row(row["kernel"], row["target"], *map(str, numbers), Text(text), style=style)
     console = Console(width=None if Console().is_terminal else 200, highlight=False)

@@ -15,9 +15,12 @@ _SIMDS = 4  # of a work-group processor, a compute unit or a multiprocessor
 _LDS_GRAIN = 1024
 _NVIDIA_BLOCK_SHARED = 1024  # that the driver takes for itself, for each workgroup
 _AMD_LOAD = re.compile(r"(?:global|buffer|flat)_load_(?:d16_)?(?:hi_)?(\w+)")
+# Accesses past the caches: `glc` up to gfx11, `sc1` on gfx94x, `scope:` from gfx12.
+_AMD_SYSTEM = re.compile(r"^\s+(\w+) [^;\n]*(?:\bglc\b|\bsc1\b|SCOPE_SYS)", re.MULTILINE)
 _AMD_WIDTHS = {"dword": 32, "ubyte": 8, "sbyte": 8, "ushort": 16, "sshort": 16, "short": 16, "format": 0}
 _PTX_LOAD = re.compile(r"ld\.(?:\w+\.)*?global(?:\.\w+)*?(?:\.v(\d))?\.[busf](\d+)$")
 _PTX_ASYNC_LOAD = re.compile(r"cp\.async\.c[ag]\.shared\.global[\w.:]*\s*\[[^]]*\],\s*\[[^]]*\],\s*(\w+)")
+_PTX_PRODUCTS = ("mma.", "wgmma.mma_async", "tcgen05.mma", "dp4a.")
 _PTX_SHAPE = re.compile(r"^(m\d+n\d+k\d+|sync|aligned|row|col|mma_async|satfinite)$")
 
 
@@ -30,7 +33,8 @@ class Assembly:
         spills: registers that did not fit, and instructions that reach for them (NVIDIA: only these).
         shared_bytes: LDS or shared memory of a workgroup.
         waves: that fit on a SIMD (NVIDIA: warps on a multiprocessor) by registers and shared memory.
-        products: matrix and dot instructions, by name, and how often each stands in the code.
+        instructions: by name, how often each stands in the code: products of matrices and dots, and accesses
+            that the whole system can see (AMD's named `... sys`), which signals are made of.
         widest_load: bits that one thread reads from global memory with one instruction.
     """
 
@@ -38,7 +42,7 @@ class Assembly:
     spills: int
     shared_bytes: int
     waves: int
-    products: dict[str, int]
+    instructions: dict[str, int]
     widest_load: int
 
 
@@ -51,7 +55,9 @@ def read_amdgcn(text: str, target: Target, shared_bytes: int, num_warps: int) ->
         return int(found.group(1)) if found else 0
 
     # Code ends where the kernel descriptor's section begins.
-    mnemonics = Counter(re.findall(r"^\s+([a-z]\w+)", text.split(".section\t.rodata", 1)[0], re.MULTILINE))
+    code = text.split(".section\t.rodata", 1)[0]
+    mnemonics = Counter(re.findall(r"^\s+([a-z]\w+)", code, re.MULTILINE))
+    signals = Counter(f"{name} sys" for name in _AMD_SYSTEM.findall(code))
     waves = number(r"^; Occupancy:\s+(\d+)", text)
     if shared_bytes:
         workgroups = target.shared_pool // (-(-shared_bytes // _LDS_GRAIN) * _LDS_GRAIN)
@@ -61,7 +67,7 @@ def read_amdgcn(text: str, target: Target, shared_bytes: int, num_warps: int) ->
         spills=sum(number(rf"^\s*\.{kind}_spill_count:\s+(\d+)", metadata) for kind in ("vgpr", "sgpr")),
         shared_bytes=shared_bytes,
         waves=waves,
-        products={name: count for name, count in mnemonics.items() if _is_amd_product(name)},
+        instructions={name: count for name, count in mnemonics.items() if _is_amd_product(name)} | signals,
         widest_load=max((_amd_load_bits(name) for name in mnemonics), default=0),
     )
 
@@ -87,10 +93,10 @@ def read_ptx(
     lines = re.findall(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.:]*)[\s;]", ptx, re.MULTILINE)
     mnemonics = Counter(line.replace("::", ".") for line in lines)
     registers = max((int(n) for n in re.findall(r"\bREG:(\d+)", resources)), default=0)
-    products: Counter[str] = Counter()
+    instructions: Counter[str] = Counter()
     for name, count in mnemonics.items():
-        if name.startswith(("mma.", "wgmma.mma_async", "tcgen05.mma", "dp4a.")):
-            products[".".join(part for part in name.split(".") if not _PTX_SHAPE.match(part))] += count
+        if name.startswith(_PTX_PRODUCTS) or ".sys" in name or ".volatile" in name:
+            instructions[".".join(part for part in name.split(".") if not _PTX_SHAPE.match(part))] += count
     loads = [int(load[1] or 1) * int(load[2]) for load in map(_PTX_LOAD.match, mnemonics) if load]
     loads += [8 * int(num_bytes, 0) for num_bytes in _PTX_ASYNC_LOAD.findall(ptx)]
     return Assembly(
@@ -98,7 +104,7 @@ def read_ptx(
         spills=len(re.findall(r"\b(?:STL|LDL)\b", sass)),
         shared_bytes=shared_bytes,
         waves=_nvidia_warps(registers, shared_bytes, num_warps, target),
-        products=dict(products),
+        instructions=dict(instructions),
         widest_load=max(loads, default=0),
     )
 

@@ -17,17 +17,19 @@ PATH = Path(__file__).with_name("budgets.json")
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Of one kernel on one target: the most spills, and matrix and dot instructions that must be there."""
+    """Of one kernel on one target: the most spills, and the instructions that must be there."""
 
     spills: int = 0
-    products: tuple[str, ...] = ()
+    instructions: tuple[str, ...] = ()
 
     def violations(self, assembly: Assembly) -> list[str]:
         """What is worse than the budget, as text."""
         complaints = []
         if assembly.spills > self.spills:
             complaints.append(f"{assembly.spills} spills, {self.spills} allowed")
-        complaints += [f"no {name} any more" for name in self.products if name not in assembly.products]
+        complaints += [
+            f"no {name} any more" for name in self.instructions if name not in assembly.instructions
+        ]
         return complaints
 
 
@@ -60,7 +62,7 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if _launch_of(kernel) == result.launch:
                     budgets.pop(result.target, None)
             for kernel, assembly in kernels_of(result):
-                budget = Budget(assembly.spills, tuple(sorted(assembly.products)))
+                budget = Budget(assembly.spills, tuple(sorted(assembly.instructions)))
                 table.setdefault(kernel, {})[result.target] = budget
         grouped = {kernel: _grouped(table[kernel]) for kernel in sorted(table)}
         return Budgets(triton, {kernel: budgets for kernel, budgets in grouped.items() if budgets})

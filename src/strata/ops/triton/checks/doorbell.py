@@ -1,0 +1,102 @@
+"""Jobs rung by the card and computed by the processor: the bits of the reference."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from strata.ops.triton.catalog import Check, Launch, meta
+from strata.ops.triton.doorbell import TIMED_OUT, JobPlace, job_place, publish_rows, ring, wait
+
+WIDTH, FF, NUM_EXPERTS, MAX_ROWS, MAX_ENTRIES = 256, 64, 5, 4, 24
+CASES = ((1, 3), (4, 17), (2, 0), (3, 24), (1, 1))  # rows and entries of jobs
+BAD_EXPERT = 5  # a status of docs/JOBS.md
+
+
+def served_layer() -> tuple:
+    """A layer's random experts in Q8_0: as the server takes them, and as the reference does."""
+    from strata.formats.quants.integer import integer_decode
+    from strata.native import ExpertPlanes, Experts, Matrix
+    from strata.ops.quantized_experts import Expert
+
+    rng = np.random.default_rng(3)
+    planes, decoded = [], []
+    for n, k in ((FF, WIDTH), (FF, WIDTH), (WIDTH, FF)):
+        raw = rng.integers(0, 256, (NUM_EXPERTS, n * k // 32, 34), dtype=np.uint8)
+        raw[:, :, :2] = np.array([1e-3], np.float16).view(np.uint8)  # the block's scale
+        planes.append(ExpertPlanes("Q8_0", np.stack([Matrix.from_gguf("Q8_0", n, k, b).planes for b in raw])))
+        decoded.append([integer_decode("Q8_0", b, n, k) for b in raw])
+    return Experts(WIDTH, FF, *planes), [Expert(*parts) for parts in zip(*decoded, strict=True)]
+
+
+def places_of(width: int, max_rows: int, max_entries: int, count: int, device: torch.device) -> tuple:
+    """Mapped memory for `count` jobs: what a `JobServer` takes, and the places as the card sees them."""
+    from strata.native import JobMemory, _core
+
+    epoch = -2  # so that it goes through zero
+    size = _core.JobLayout(width, max_rows, max_entries).bytes
+    mapped = torch.empty(count * size, dtype=torch.uint8, pin_memory=device.type == "cuda")
+    memory = JobMemory(width, max_rows, max_entries, count, epoch % 2**32, mapped.numpy())
+    places = [
+        job_place(part, memory.layout, torch.full((1,), epoch, dtype=torch.int32, device=device))
+        for part in mapped.view(count, size)
+    ]
+    return memory, places
+
+
+def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    from strata.native import JobServer
+    from strata.ops.quantized_experts import quantized_experts
+
+    native, reference = served_layer()
+    memory, places = places_of(WIDTH, MAX_ROWS, MAX_ENTRIES, 2, device)
+    rng = np.random.default_rng(4)
+    error = torch.zeros(1, dtype=torch.int32, device=device)
+    with JobServer([native], memory, 2):
+        for i, (num_rows, num_entries) in enumerate(CASES):
+            x = rng.standard_normal((num_rows, WIDTH)).astype(np.float32)
+            experts = rng.integers(NUM_EXPERTS, size=MAX_ENTRIES).astype(np.int32)
+            rows = rng.integers(num_rows, size=MAX_ENTRIES).astype(np.int32)
+            got = run_job(places[i % 2], x, num_entries, experts, rows, error, device)
+            one = np.ones((num_entries, 1), np.float32)
+            want = quantized_experts(reference, x[rows[:num_entries]], experts[:num_entries, None], one)
+            yield f"{num_rows} rows, {num_entries} entries", got, torch.from_numpy(want)
+        yield "no error", error, torch.zeros(1, dtype=torch.int32)
+        experts[1] = NUM_EXPERTS
+        run_job(places[0], x, 2, experts, rows, error, device)
+        yield "a refused job", error, torch.tensor([BAD_EXPERT], dtype=torch.int32)
+    error.zero_()
+    publish_rows(places[1], torch.zeros(1, WIDTH, device=device))
+    run_job(places[1], x, 1, experts, rows, error, device, max_polls=50)
+    yield "a server that is gone", error, torch.tensor([TIMED_OUT], dtype=torch.int32)
+
+
+def run_job(
+    place: JobPlace, x: np.ndarray, num_entries: int, experts: np.ndarray, rows: np.ndarray,
+    error: torch.Tensor, device: torch.device, max_polls: int = 10_000_000,
+) -> torch.Tensor:  # fmt: skip
+    """One job from lists to results, float32 `[num_entries, width]`."""
+    count = torch.tensor([num_entries], dtype=torch.int32, device=device)
+    lists = (torch.from_numpy(part).to(device) for part in (experts, rows))
+    publish_rows(place, torch.from_numpy(x).to(device))
+    ring(place, 0, len(x), count, *lists, torch.ones(len(experts), device=device))
+    wait(place, count, error, max_polls)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return place.out[:num_entries].clone()
+
+
+def _launch() -> None:
+    """A job of a window of 16 rows of Qwen3.8-Flash-Next."""
+    width, max_rows, max_entries = 2560, 16, 160
+    lists = [meta(max_entries, dtype=torch.int32), meta(max_entries, dtype=torch.int32), meta(max_entries)]
+    one = meta(1, dtype=torch.int32)
+    x, out = meta(max_rows, width), meta(max_entries, width)
+    place = JobPlace(meta(32, dtype=torch.int32), *lists, x, out, one)
+    publish_rows(place, x)
+    ring(place, 3, max_rows, one, *lists)
+    wait(place, one, one)
+
+
+CHECKS = [Check("doorbell", _compare)]
+LAUNCHES = [Launch("doorbell", _launch)]
