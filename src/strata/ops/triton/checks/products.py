@@ -1,0 +1,155 @@
+"""Quantised products and experts against the numeric contract, in bits."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+
+from strata.formats.quants.planes import QUANT_PLANES, decode_planes, plane_bytes, random_planes
+from strata.ops import quantized_experts as expert_reference
+from strata.ops import quantized_matmul as reference
+from strata.ops.triton.catalog import Check, Launch, meta
+from strata.ops.triton.experts import (
+    ExpertBuffers,
+    ExpertShape,
+    combine_experts,
+    compute_experts,
+)
+from strata.ops.triton.quantize import quantize_activations
+from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook, quantized_matmul
+
+_Case = tuple[str, torch.Tensor, torch.Tensor]
+_WIDTHS = {256: 768, 64: 192, 32: 160, 16: 192}  # of rows, by the weights that share a scale
+
+
+def _rows(rows: int, num_in: int) -> np.ndarray:
+    """Activations of which some are a hundred times larger, and a block is all zeros."""
+    rng = np.random.default_rng(1)
+    x = rng.standard_normal((rows, num_in)).astype(np.float32)
+    x[rng.random(x.shape) < 0.01] *= 100
+    x[-1, :128] = 0
+    return x
+
+
+def _compare_quantize(device: torch.device) -> Iterator[_Case]:
+    x = _rows(9, 480)
+    x[1, 5], x[2, 300], x[3, 200] = np.nan, -np.inf, np.inf
+    x[4] *= np.float32(1e-41)  # subnormal: the scale is coarse and codes must be clamped
+    x[5] *= np.float32(1e30)
+    x[6] = np.arange(480) - 240.5  # halves, to even
+    x[7, :128] = np.linspace(-127, 127, 128).round() + 0.5
+    x[7, 0] = 127
+    codes, scales = quantize_activations(torch.from_numpy(x).to(device))
+    want_codes, want_scales = reference.quantize_activations(x)
+    yield "codes", codes, torch.from_numpy(want_codes.astype(np.int8))
+    yield "scales", scales, torch.from_numpy(want_scales)
+
+
+def _compare_format(format: str, device: torch.device) -> Iterator[_Case]:
+    """A tile and five rows, times one row of activations, and three."""
+    num_out, num_in = 21, _WIDTHS[QUANT_PLANES[format].scale_block]
+    planes = random_planes(format, num_out, num_in, seed=0)
+    x = _rows(3, num_in)
+    want = reference.quantized_matmul(decode_planes(format, num_out, num_in, planes), x)
+    matrix = PlaneMatrix(
+        format, num_out, num_in, torch.from_numpy(planes).to(device), codebook(format, device)
+    )
+    codes, scales = quantize_activations(torch.from_numpy(x).to(device))
+    for rows in (1, 3):
+        got = quantized_matmul(matrix, codes[:rows], scales[:rows])
+        yield f"{rows} rows", got, torch.from_numpy(want[:rows])
+
+
+def _matmul_check(format: str) -> Check:
+    return Check(f"quantized_matmul {format}", lambda device: _compare_format(format, device))
+
+
+def _made_up_experts(shape: ExpertShape, experts: int) -> tuple[np.ndarray, list[expert_reference.Expert]]:
+    """Records uint8 `[experts, record bytes]`, and what they mean."""
+    parts = (
+        (shape.gate, shape.ff, shape.width, 0),
+        (shape.up, shape.ff, shape.width, shape.up_at),
+        (shape.down, shape.width, shape.ff, shape.down_at),
+    )
+    records = np.zeros((experts, shape.record_bytes), dtype=np.uint8)
+    meaning = []
+    for e in range(experts):
+        matrices = []
+        for seed, (format, num_out, num_in, begin) in enumerate(parts):
+            planes = random_planes(format, num_out, num_in, seed=3 * e + seed, scale=0.02)
+            records[e, begin : begin + len(planes)] = planes
+            matrices.append(decode_planes(format, num_out, num_in, planes))
+        meaning.append(expert_reference.Expert(*matrices))
+    return records, meaning
+
+
+def _compare_experts(shape: ExpertShape, rows: int, device: torch.device) -> Iterator[_Case]:
+    """Three experts, two for each row; of several rows one is unused, and one entry comes from elsewhere."""
+    experts, slots = 3, 2
+    records, meaning = _made_up_experts(shape, experts)
+    x = _rows(rows, shape.width)
+    rng = np.random.default_rng(0)
+    ids = np.stack([rng.permutation(experts)[:slots] for _ in range(rows)])
+    weights = rng.random((rows, slots)).astype(np.float32)
+    want = expert_reference.quantized_experts(meaning, x, ids, weights)
+    host_entry = torch.full((rows, slots), -1, dtype=torch.int32)
+    host_y = torch.full((4, shape.width), torch.nan)
+    if rows > 1:
+        host_entry[1, 0] = 2
+        host_y[2] = torch.from_numpy(meaning[ids[1, 0]](x[1:2])[0])
+        ids[-1], want[-1] = -1, 0
+    memory = torch.from_numpy(records).to(device)
+    addresses = memory.data_ptr() + torch.arange(experts) * shape.record_bytes
+    on_device = [t.to(device) for t in (addresses, torch.from_numpy(ids), host_entry)]
+    buffers = ExpertBuffers.allocate(shape, rows * slots, device)
+    codes, scales = quantize_activations(torch.from_numpy(x).to(device))
+    y = compute_experts(shape, on_device[0], codes, scales, *on_device[1:], buffers)
+    got = combine_experts(*on_device[1:], torch.from_numpy(weights).to(device), y, host_y.to(device))
+    yield f"{rows} rows", got, torch.from_numpy(want)
+
+
+def _experts_check(gate: str, up: str, down: str, rows: int) -> Check:
+    blocks = {QUANT_PLANES[format].scale_block for format in (gate, up)}
+    shape = ExpertShape(width=256 if 256 in blocks else 64, ff=64, gate=gate, up=up, down=down)
+    return Check(f"experts {gate} {up} {down} {rows}", lambda device: _compare_experts(shape, rows, device))
+
+
+CHECKS = [
+    Check("quantize_activations", _compare_quantize),
+    *(_matmul_check(format) for format in QUANT_PLANES),
+    _experts_check("IQ3_XXS", "IQ3_XXS", "Q2_0", 1),
+    _experts_check("Q2_0", "Q2_0", "Q2_0", 5),
+    _experts_check("Q8_0", "IQ4_NL", "NVFP4", 3),
+]
+
+
+def _launch_matmul(format: str, num_out: int, num_in: int, rows: int) -> torch.Tensor:
+    planes = meta(plane_bytes(format, num_out, num_in), dtype=torch.uint8)
+    matrix = PlaneMatrix(format, num_out, num_in, planes, meta(1024, dtype=torch.int32))
+    return quantized_matmul(matrix, *quantize_activations(meta(rows, num_in)))
+
+
+def _launch_experts(shape: ExpertShape, rows: int, slots: int) -> torch.Tensor:
+    buffers = ExpertBuffers.allocate(shape, rows * slots, torch.device("meta"))
+    ids, host_entry = meta(rows, slots, dtype=torch.int64), meta(rows, slots, dtype=torch.int32)
+    addresses = meta(512, dtype=torch.int64)
+    quantized = quantize_activations(meta(rows, shape.width))
+    y = compute_experts(shape, addresses, *quantized, ids, host_entry, buffers)
+    return combine_experts(ids, host_entry, meta(rows, slots), y, meta(rows * slots, shape.width))
+
+
+def _matmul_launch(format: str, rows: int) -> Launch:
+    return Launch(f"quantized_matmul {format} {rows}", lambda: _launch_matmul(format, 2560, 2560, rows))
+
+
+def _experts_launch(format: str, down: str, width: int, ff: int, rows: int, slots: int) -> Launch:
+    shape = ExpertShape(width, ff, format, format, down)
+    return Launch(f"experts {format} {down} {width}x{ff} {rows}", lambda: _launch_experts(shape, rows, slots))
+
+
+LAUNCHES = [
+    *(_matmul_launch(format, rows) for format in QUANT_PLANES for rows in (1, 4)),
+    _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 1, 10),
+    _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 4, 10),
+    _experts_launch("Q4_K", "Q4_K", 2048, 512, 1, 8),
+]

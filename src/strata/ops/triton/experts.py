@@ -1,0 +1,342 @@
+"""The experts of a layer for the rows of a window, wherever their planes lie: the bits of docs/NUMERICS.md.
+
+Five launches: entries grouped by expert, so that its weights are read once; gate and up; SwiGLU, and its
+result quantised; down; the sum over slots. Nothing here knows whether an address is in the card's own memory
+or in the host's.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from strata.ops.triton.activation import swiglu
+from strata.ops.triton.decode import rows_of_tile, tile_product
+from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, plane_bytes, tile_bytes
+from strata.ops.triton.quantize import quantize_blocks
+from strata.ops.triton.quantized_matmul import codebook
+
+_ROWS = tl.constexpr(TILE_ROWS)
+_BLOCK = tl.constexpr(ACTIVATION_BLOCK)
+_COMPARED = tl.constexpr(32)  # entries that all others are compared with at once
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertShape:
+    """What an expert's record holds: gate and up planes `[ff, width]`, then down planes `[width, ff]`.
+
+    Args:
+        gate, up, down: ggml's names of the formats.
+    """
+
+    width: int
+    ff: int
+    gate: str
+    up: str
+    down: str
+
+    @property
+    def up_at(self) -> int:
+        """Byte of a record where the planes of up begin."""
+        return plane_bytes(self.gate, self.ff, self.width)
+
+    @property
+    def down_at(self) -> int:
+        """Byte of a record where the planes of down begin."""
+        return self.up_at + plane_bytes(self.up, self.ff, self.width)
+
+    @property
+    def record_bytes(self) -> int:
+        """Bytes of a record, a multiple of 64."""
+        return self.down_at + plane_bytes(self.down, self.width, self.ff)
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Entries (row * slots + slot) of a window, sorted by expert. Tensors are int32 `[rows * slots]`.
+
+    Args:
+        order: entries; those of an expert are neighbours, in ascending order.
+        expert: of each group, in order of its first entry.
+        start: place in `order` of a group's first entry.
+        count: entries of a group; 0 behind the last group.
+    """
+
+    order: torch.Tensor
+    expert: torch.Tensor
+    start: torch.Tensor
+    count: torch.Tensor
+
+
+@triton.jit
+def _group_kernel(ids, host_entry, order, expert, start, count, num_entries, E: tl.constexpr):
+    e = tl.arange(0, E)
+    mine = e < num_entries
+    key = tl.load(ids + e, mask=mine, other=-1).to(tl.int32)
+    key = tl.where(tl.load(host_entry + e, mask=mine, other=0) < 0, key, -1)
+    first = tl.full((E,), E, tl.int32)  # entry of the same expert that comes first
+    for begin in range(0, E, _COMPARED):
+        other = begin + tl.arange(0, _COMPARED)
+        theirs = tl.load(ids + other, mask=other < num_entries, other=-1).to(tl.int32)
+        theirs = tl.where(tl.load(host_entry + other, mask=other < num_entries, other=0) < 0, theirs, -1)
+        same = (key[:, None] == theirs[None, :]) & (key[:, None] >= 0)
+        first = tl.minimum(first, tl.min(tl.where(same, other[None, :], E), axis=1))
+    place = tl.zeros((E,), tl.int32)
+    group = tl.zeros((E,), tl.int32)
+    members = tl.zeros((E,), tl.int32)
+    groups = 0
+    for begin in range(0, E, _COMPARED):
+        other = begin + tl.arange(0, _COMPARED)
+        theirs = tl.load(ids + other, mask=other < num_entries, other=-1).to(tl.int32)
+        theirs = tl.where(tl.load(host_entry + other, mask=other < num_entries, other=0) < 0, theirs, -1)
+        same = (key[:, None] == theirs[None, :]) & (key[:, None] >= 0)
+        their_first = tl.min(tl.where(same, e[:, None], E), axis=0)
+        before = their_first[None, :] < first[:, None]
+        leads = their_first == other
+        place += tl.sum((before | (same & (other[None, :] < e[:, None]))).to(tl.int32), axis=1)
+        group += tl.sum((before & leads[None, :]).to(tl.int32), axis=1)
+        members += tl.sum(same.to(tl.int32), axis=1)
+        groups += tl.sum(leads.to(tl.int32), axis=0)
+    tl.store(order + place, e, mask=key >= 0)
+    leader = first == e
+    tl.store(expert + group, key, mask=leader)
+    tl.store(start + group, place, mask=leader)
+    tl.store(count + group, members, mask=leader)
+    tl.store(count + e, tl.zeros((E,), tl.int32), mask=mine & (e >= groups))
+
+
+def group_entries(ids: torch.Tensor, host_entry: torch.Tensor, out: Groups | None = None) -> Groups:
+    """Sort the entries that this card computes by their expert.
+
+    Args:
+        ids: int32 or int64 `[rows, slots]`; an unused row has -1.
+        host_entry: int32 `[rows, slots]`; negative where this card computes the entry.
+    """
+    num_entries = ids.numel()
+    if out is None:
+        out = Groups(*torch.empty(4, num_entries, dtype=torch.int32, device=ids.device))
+    padded = max(_COMPARED.value, triton.next_power_of_2(num_entries))
+    _group_kernel[(1,)](
+        ids, host_entry, out.order, out.expert, out.start, out.count, num_entries,
+        E=padded, num_warps=4, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit
+def _entries_product(
+    y, y_width, address, grid, codes, scales, order, start, count, n, SLOTS: tl.constexpr,
+    FORMAT: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
+):  # fmt: skip
+    """Store the products of a tile with `R` entries of a group from `start` on, of which `count` exist."""
+    i = tl.arange(0, R)
+    entry = tl.load(order + start + tl.minimum(i, count - 1))
+    product = tile_product(address, grid, codes, scales, entry // SLOTS, FORMAT, K)
+    at = entry[:, None, None].to(tl.int64) * y_width + n
+    tl.store(y + at, product, mask=(i < count)[:, None, None])
+
+
+@triton.jit
+def _group_product(
+    y, y_width, address, grid, codes, scales, order, start, count, n, SLOTS: tl.constexpr,
+    FORMAT: tl.constexpr, K: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    """Store the products of a tile with all entries of a group."""
+    if MANY == 1:
+        _entries_product(y, y_width, address, grid, codes, scales, order, start, 1, n, SLOTS, FORMAT, K, 1)
+    else:
+        if count == 1:
+            _entries_product(
+                y, y_width, address, grid, codes, scales, order, start, 1, n, SLOTS, FORMAT, K, 1
+            )
+        else:
+            for done in range(0, count, MANY):
+                _entries_product(
+                    y, y_width, address, grid, codes, scales, order, start + done, count - done, n, SLOTS,
+                    FORMAT, K, MANY,
+                )  # fmt: skip
+
+
+@triton.jit
+def _gate_up_kernel(
+    addresses, gate_grid, up_grid, codes, scales, order, expert, start, count, y,
+    GATE: tl.constexpr, UP: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr, UP_AT: tl.constexpr,
+    SLOTS: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    TILES: tl.constexpr = (FF + _ROWS - 1) // _ROWS
+    group = tl.program_id(1)
+    members = tl.load(count + group)
+    if members > 0:
+        begin = tl.load(start + group)
+        address = tl.load(addresses + tl.load(expert + group))
+        is_up = tl.program_id(0) >= TILES
+        tile = (tl.program_id(0) % TILES).to(tl.int64)
+        n = tile * _ROWS + rows_of_tile(3) + tl.where(is_up, FF, 0)
+        if GATE == UP:
+            at = address + tl.where(is_up, UP_AT, 0) + tile * tile_bytes(GATE, WIDTH)
+            _group_product(
+                y, 2 * FF, at, gate_grid, codes, scales, order, begin, members, n, SLOTS, GATE, WIDTH, MANY
+            )
+        elif is_up:
+            at = address + UP_AT + tile * tile_bytes(UP, WIDTH)
+            _group_product(
+                y, 2 * FF, at, up_grid, codes, scales, order, begin, members, n, SLOTS, UP, WIDTH, MANY
+            )
+        else:
+            at = address + tile * tile_bytes(GATE, WIDTH)
+            _group_product(
+                y, 2 * FF, at, gate_grid, codes, scales, order, begin, members, n, SLOTS, GATE, WIDTH, MANY
+            )
+
+
+@triton.jit
+def _swiglu_kernel(ids, host_entry, y, codes, scales, FF: tl.constexpr):
+    entry, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    if (tl.load(host_entry + entry) < 0) & (tl.load(ids + entry) >= 0):
+        k = block * _BLOCK + tl.arange(0, _BLOCK)
+        gate = tl.load(y + entry * (2 * FF) + k, mask=k < FF, other=0.0)
+        up = tl.load(y + entry * (2 * FF) + FF + k, mask=k < FF, other=0.0)
+        code, scale = quantize_blocks(swiglu(gate, up))
+        tl.store(codes + entry * FF + k, code, mask=k < FF)
+        where = entry * ((FF + _BLOCK - 1) // _BLOCK) + block + tl.arange(0, 1)
+        tl.store(scales + where, scale)
+
+
+@triton.jit
+def _down_kernel(
+    addresses, grid, codes, scales, order, expert, start, count, y,
+    DOWN: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr, DOWN_AT: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    group = tl.program_id(1)
+    members = tl.load(count + group)
+    if members > 0:
+        begin = tl.load(start + group)
+        address = tl.load(addresses + tl.load(expert + group))
+        tile = tl.program_id(0).to(tl.int64)
+        at = address + DOWN_AT + tile * tile_bytes(DOWN, FF)
+        n = tile * _ROWS + rows_of_tile(3)
+        _group_product(y, WIDTH, at, grid, codes, scales, order, begin, members, n, 1, DOWN, FF, MANY)
+
+
+@triton.jit
+def _combine_kernel(
+    ids, host_entry, weights, y, host_y, out, width, SLOTS: tl.constexpr, BLOCK: tl.constexpr
+):
+    row = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    total = tl.zeros((BLOCK,), tl.float32)
+    for slot in range(SLOTS):
+        entry = row * SLOTS + slot
+        used = tl.load(ids + entry) >= 0
+        host = tl.load(host_entry + entry).to(tl.int64)
+        here = tl.load(y + entry * width + n, mask=n < tl.where(used & (host < 0), width, 0), other=0.0)
+        there = tl.load(host_y + host * width + n, mask=n < tl.where(used & (host >= 0), width, 0), other=0.0)
+        value = tl.where(host < 0, here, there)
+        total = total + tl.load(weights + entry) * value
+    tl.store(out + row * width + n, total, mask=n < width)
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertBuffers:
+    """Where a window's experts leave what lies between launches, for `entries` = rows * slots.
+
+    Args:
+        groups: see there.
+        hidden: float32 `[entries, 2 * ff]`: gate's products, then up's.
+        codes, scales: int8 `[entries, ff]` and float32 `[entries, ceil(ff / 128)]`: activations of down.
+        y: float32 `[entries, width]`: each entry's expert, not weighed.
+    """
+
+    groups: Groups
+    hidden: torch.Tensor
+    codes: torch.Tensor
+    scales: torch.Tensor
+    y: torch.Tensor
+
+    @classmethod
+    def allocate(cls, shape: ExpertShape, entries: int, device: torch.device) -> "ExpertBuffers":
+        """Buffers for windows of `entries`."""
+
+        def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.empty(size, dtype=dtype, device=device)
+
+        groups = Groups(*(empty(entries, dtype=torch.int32) for _ in range(4)))
+        blocks = -(-shape.ff // ACTIVATION_BLOCK)
+        codes = empty(entries, shape.ff, dtype=torch.int8)
+        return cls(
+            groups, empty(entries, 2 * shape.ff), codes, empty(entries, blocks), empty(entries, shape.width)
+        )
+
+
+def compute_experts(
+    shape: ExpertShape,
+    addresses: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    ids: torch.Tensor,
+    host_entry: torch.Tensor,
+    buffers: ExpertBuffers,
+) -> torch.Tensor:
+    """`expert(x[row])` of every entry that this card computes.
+
+    Args:
+        addresses: int64 `[experts]`, of each expert's record in memory that the card reads, aligned to 64.
+        codes, scales: `quantize_activations` of x, `[rows, width]`.
+        ids: int32 or int64 `[rows, slots]`; an unused row has -1 in all slots.
+        host_entry: int32 `[rows, slots]`; negative where this card computes the entry.
+
+    Returns:
+        float32 `[rows * slots, width]`, which is `buffers.y`; other entries hold anything.
+    """
+    rows, slots = ids.shape
+    entries, many = rows * slots, min(4, triton.next_power_of_2(rows))
+    device, fixed = codes.device, {"MANY": many, "num_warps": 1, "enable_fp_fusion": False}
+    groups = group_entries(ids, host_entry, buffers.groups)
+    lists = (groups.order, groups.expert, groups.start, groups.count)
+    grids = [codebook(format, device) for format in (shape.gate, shape.up, shape.down)]
+    ff_tiles = triton.cdiv(shape.ff, TILE_ROWS)
+    _gate_up_kernel[(2 * ff_tiles, entries)](
+        addresses, grids[0], grids[1], codes.view(torch.int32), scales, *lists, buffers.hidden,
+        GATE=shape.gate, UP=shape.up, WIDTH=shape.width, FF=shape.ff, UP_AT=shape.up_at, SLOTS=slots, **fixed,
+    )  # fmt: skip
+    _swiglu_kernel[(triton.cdiv(shape.ff, ACTIVATION_BLOCK), entries)](
+        ids, host_entry, buffers.hidden, buffers.codes, buffers.scales,
+        FF=shape.ff, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    _down_kernel[(triton.cdiv(shape.width, TILE_ROWS), entries)](
+        addresses, grids[2], buffers.codes.view(torch.int32), buffers.scales, *lists, buffers.y,
+        DOWN=shape.down, WIDTH=shape.width, FF=shape.ff, DOWN_AT=shape.down_at, **fixed,
+    )  # fmt: skip
+    return buffers.y
+
+
+def combine_experts(
+    ids: torch.Tensor,
+    host_entry: torch.Tensor,
+    weights: torch.Tensor,
+    y: torch.Tensor,
+    host_y: torch.Tensor,
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sum over slots, ascending, of `weights * y`.
+
+    Args:
+        ids: int32 or int64 `[rows, slots]`; slots with -1 add nothing.
+        host_entry: int32 `[rows, slots]`: the row of `host_y` that has an entry; negative where `y` has it.
+        weights: float32 `[rows, slots]`.
+        y: float32 `[rows * slots, width]`, from `compute_experts`.
+        host_y: float32 `[anything, width]`, in memory that the card reads.
+
+    Returns:
+        float32 `[rows, width]`, or `out` with it.
+    """
+    rows, slots = ids.shape
+    width = y.shape[1]
+    if out is None:
+        out = torch.empty(rows, width, dtype=torch.float32, device=y.device)
+    _combine_kernel[(triton.cdiv(width, 128), rows)](
+        ids, host_entry, weights, y, host_y, out, width, SLOTS=slots, BLOCK=128,
+        num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
