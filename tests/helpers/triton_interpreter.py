@@ -1,7 +1,8 @@
 """Triton's interpreter with bfloat16 put right.
 
 As it comes (3.6 to 3.9), bfloat16 is uint16 there: conversions to it truncate, `tl.dot` multiplies the
-integers, and so does arithmetic. Here conversions round to nearest even and `tl.dot` widens its operands.
+integers, and so does arithmetic. Here conversions round to nearest even, and `tl.dot` widens its operands and
+adds float32 products in float64, so that a row has the same bits in tiles of any size, as it has on a card.
 Arithmetic on bfloat16 itself is refused, as cards differ in how they do it: kernels convert to float32 first.
 """
 
@@ -43,8 +44,13 @@ def repair_bfloat16() -> None:
     reduce_ops.sum = _refusing(reduce_ops.sum)
     dot = builder.create_dot
 
-    def create_dot(self, a, b, *rest):
-        return dot(self, _widened(a), _widened(b), *rest)
+    def create_dot(self, a, b, c, *rest):
+        a, b = _widened(a), _widened(b)
+        if a.dtype.scalar != tl.float32:
+            return dot(self, a, b, c, *rest)
+        # BLAS adds in an order that depends on the shapes; in float64 that is not seen
+        product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
+        return interpreter.TensorHandle(product + c.data, tl.float32)
 
     builder.create_dot = create_dot
 
