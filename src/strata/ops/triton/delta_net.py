@@ -1,0 +1,279 @@
+"""The gated delta net between its projections, for windows and for prompts (see `ops/gated_delta_net.py`).
+
+Three launches: convolution, SiLU, normalised queries and keys, gates; the delta rule; the gated norm. The
+delta rule is the recurrence itself for prompts too: it costs a prompt little beside its experts, and a token
+gets the same bits wherever a prompt is cut and whichever step computes it.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from strata.ops.gated_delta_net import L2_EPSILON
+from strata.ops.triton.arithmetic import sigmoid, silu, softplus
+from strata.ops.triton.convolution import TILE, advance, convolve_row
+from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
+from strata.ops.triton.quantize import quantize_blocks
+
+# Values of a head that one warp keeps the state of: key_dim * BLOCK_VALUES / 32 registers of a thread.
+BLOCK_VALUES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetWeights:
+    """What a layer has between its projections.
+
+    Args:
+        conv: float32 `[channels, kernel]`.
+        ssm_a: float32 `[heads]`, `-exp(A_log)`.
+        ssm_dt: float32 `[heads]`, added to alpha.
+        norm: float32 `[value_dim]`.
+        epsilon: of the norm.
+        key_heads: heads of queries and keys.
+        tiled: value head `h` reads key head `h % key_heads`, not `h // (heads / key_heads)`.
+        sigmoid_gate: gate by `sigmoid(z)`, not `silu(z)`.
+    """
+
+    conv: torch.Tensor
+    ssm_a: torch.Tensor
+    ssm_dt: torch.Tensor
+    norm: torch.Tensor
+    epsilon: float
+    key_heads: int
+    tiled: bool
+    sigmoid_gate: bool
+
+
+@dataclass(frozen=True, slots=True)
+class DeltaNetState:
+    """What a layer remembers of each lane, all float32; zeros where a sequence begins.
+
+    Args:
+        memory: `[lanes, heads, key_dim, value_dim]`; dimensions are powers of two from 16.
+        past: `[lanes, kernel - 1, channels]`, the rows before the convolution that came before.
+        pending: `[lanes, MAX_PENDING, channels]`, those of the rows that may or may not stand.
+        pending_gates: `[lanes, MAX_PENDING, 2, heads]`, their write strengths and decays.
+    """
+
+    memory: torch.Tensor
+    past: torch.Tensor
+    pending: torch.Tensor
+    pending_gates: torch.Tensor
+
+    @classmethod
+    def zeros(
+        cls, lanes: int, weights: DeltaNetWeights, key_dim: int, device: torch.device | str
+    ) -> "DeltaNetState":
+        heads, value_dim = weights.ssm_a.numel(), weights.norm.numel()
+        channels, kernel = weights.conv.shape
+        return cls(
+            torch.zeros(lanes, heads, key_dim, value_dim, device=device),
+            torch.zeros(lanes, kernel - 1, channels, device=device),
+            torch.zeros(lanes, MAX_PENDING, channels, device=device),
+            torch.zeros(lanes, MAX_PENDING, 2, heads, device=device),
+        )
+
+
+@triton.jit
+def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_gates, lane, accepted,
+              convolved, before, gates, gates_before, num_rows, qkv_stride, beta_stride, alpha_stride,
+              EPSILON: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+              VALUE_DIM: tl.constexpr, KERNEL: tl.constexpr, MAX_PENDING: tl.constexpr, TILE: tl.constexpr,
+              LANE_BLOCK: tl.constexpr, HEADS_BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
+              COMMIT: tl.constexpr):  # fmt: skip
+    """A program is a head of queries, keys or values, or all gates; a lane; and a tile of its rows."""
+    which, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
+    taken = tl.load(accepted + which)
+    begin = tile * TILE
+    if (begin < count) | ((tile == 0) & (taken > 0)):
+        end = tl.minimum(begin + TILE, count)
+        old = tl.where(tile == 0, taken, 0)  # pending rows to compute again
+        head = tl.program_id(0)
+        if head == 2 * KEY_HEADS + HEADS:
+            _gates(beta + first * beta_stride, alpha + first * alpha_stride, ssm_a, ssm_dt,
+                   pending_gates + which * (MAX_PENDING * 2 * HEADS), gates + first * (2 * HEADS),
+                   gates_before + which * (MAX_PENDING * 2 * HEADS), begin, end, old,
+                   beta_stride, alpha_stride, HEADS, HEADS_BLOCK, COMMIT)  # fmt: skip
+        else:
+            CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
+            past += which * ((KERNEL - 1) * CHANNELS)
+            pending += which * (MAX_PENDING * CHANNELS)
+            qkv += first * qkv_stride
+            is_value = head >= 2 * KEY_HEADS
+            offset = tl.where(
+                is_value, 2 * KEY_HEADS * (KEY_DIM - VALUE_DIM) + head * VALUE_DIM, head * KEY_DIM
+            )
+            column = tl.arange(0, COLUMNS)
+            mask = column < tl.where(is_value, VALUE_DIM, KEY_DIM)
+            columns = offset + column
+            for index in range(begin - old, end):  # pending rows have negative numbers
+                y = silu(convolve_row(KERNEL - 1 + taken + index, taken, past, pending, qkv, weight,
+                                      columns, mask, CHANNELS, qkv_stride, KERNEL, 1))  # fmt: skip
+                if not is_value:
+                    y = y * tl.rsqrt(tl.sum(y * y, 0) + EPSILON)
+                    if head < KEY_HEADS:
+                        y = y * (KEY_DIM**-0.5)
+                row = tl.where(
+                    index < 0,
+                    before + (which * MAX_PENDING + taken + index) * CHANNELS,
+                    convolved + (first + index) * CHANNELS,
+                )
+                tl.store(row + columns, y, mask)
+            if tile == 0:
+                advance(taken, count, past, pending, qkv, columns, mask, CHANNELS, qkv_stride,
+                        KERNEL - 1, COMMIT)  # fmt: skip
+
+
+@triton.jit
+def _gates(beta, alpha, ssm_a, ssm_dt, pending_gates, gates, gates_before, begin, end, old,
+           beta_stride, alpha_stride, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+           COMMIT: tl.constexpr):  # fmt: skip
+    """Write strengths and decays of a tile; those of pending rows move on to `gates_before`."""
+    head = tl.arange(0, BLOCK)
+    mask = head < HEADS
+    for index in range(2 * old):
+        kept = tl.load(pending_gates + index * HEADS + head, mask, other=0.0)
+        tl.store(gates_before + index * HEADS + head, kept, mask)
+    tl.debug_barrier()
+    a, dt = tl.load(ssm_a + head, mask, other=0.0), tl.load(ssm_dt + head, mask, other=0.0)
+    for index in range(begin, end):
+        strength = sigmoid(tl.load(beta + index * beta_stride + head, mask, other=0.0))
+        decay = tl.exp(a * softplus(tl.load(alpha + index * alpha_stride + head, mask, other=0.0) + dt))
+        tl.store(gates + index * (2 * HEADS) + head, strength, mask)
+        tl.store(gates + index * (2 * HEADS) + HEADS + head, decay, mask)
+        if not COMMIT:
+            tl.store(pending_gates + index * (2 * HEADS) + head, strength, mask)
+            tl.store(pending_gates + index * (2 * HEADS) + HEADS + head, decay, mask)
+
+
+@triton.jit
+def _write(memory, k, v, strength, decay):
+    """One step of the delta rule on a tile of the state `[keys, values]`."""
+    memory = memory * decay
+    update = strength * (v - tl.sum(memory * k[:, None], 0))
+    return memory + k[:, None] * update[None, :]
+
+
+@triton.jit
+def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, out, num_rows,
+                KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
+                VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, MAX_PENDING: tl.constexpr,
+                LANE_BLOCK: tl.constexpr, TILED: tl.constexpr, COMMIT: tl.constexpr):  # fmt: skip
+    """A program is BLOCK values of a head of a lane."""
+    CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
+    head, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
+    taken = tl.load(accepted + which)
+    if count + taken > 0:
+        key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
+        keys = tl.arange(0, KEY_DIM)
+        values = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+        q_at = key_head * KEY_DIM + keys
+        k_at = (KEY_HEADS + key_head) * KEY_DIM + keys
+        v_at = 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + values
+        cells = memory + ((which * HEADS + head) * KEY_DIM + keys[:, None]) * VALUE_DIM + values[None, :]
+        state = tl.load(cells)
+        for index in range(taken):
+            row = before + (which * MAX_PENDING + index) * CHANNELS
+            gate = gates_before + (which * MAX_PENDING + index) * (2 * HEADS) + head
+            state = _write(
+                state, tl.load(row + k_at), tl.load(row + v_at), tl.load(gate), tl.load(gate + HEADS)
+            )
+        if not COMMIT and taken > 0:
+            tl.store(cells, state)
+        # What the next row needs is loaded while this one is computed; without rows it is any row's.
+        start = tl.minimum(first, num_rows - 1)
+        row, gate = convolved + start * CHANNELS, gates + start * (2 * HEADS) + head
+        q_next, k_next, v_next = tl.load(row + q_at), tl.load(row + k_at), tl.load(row + v_at)
+        strength_next, decay_next = tl.load(gate), tl.load(gate + HEADS)
+        for index in range(count):
+            q, k, v, strength, decay = q_next, k_next, v_next, strength_next, decay_next
+            step = tl.where(index + 1 < count, 1, 0)
+            row += step * CHANNELS
+            gate += step * (2 * HEADS)
+            q_next, k_next, v_next = tl.load(row + q_at), tl.load(row + k_at), tl.load(row + v_at)
+            strength_next, decay_next = tl.load(gate), tl.load(gate + HEADS)
+            state = _write(state, k, v, strength, decay)
+            read = tl.sum(state * q[:, None], 0)
+            tl.store(out + (first + index) * (HEADS * VALUE_DIM) + head * VALUE_DIM + values, read)
+        if COMMIT:
+            tl.store(cells, state)
+
+
+@triton.jit
+def _gated_norm(x, z, norm, out, codes, scales, z_stride, EPSILON: tl.constexpr, HEADS: tl.constexpr,
+                VALUE_DIM: tl.constexpr, SIGMOID: tl.constexpr, QUANTIZE: tl.constexpr):  # fmt: skip
+    """A program is a head of a row: normalised, gated, and quantised where its length is a block's."""
+    row, head = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    value = tl.arange(0, VALUE_DIM)
+    cells = (row * HEADS + head) * VALUE_DIM + value
+    y = tl.load(x + cells)
+    y = y * tl.rsqrt(tl.sum(y * y, 0) / VALUE_DIM + EPSILON) * tl.load(norm + value)
+    gate = tl.load(z + row * z_stride + head * VALUE_DIM + value)
+    y = y * (sigmoid(gate) if SIGMOID else silu(gate))
+    tl.store(out + cells, y)
+    if QUANTIZE:
+        code, scale = quantize_blocks(tl.reshape(y, [1, VALUE_DIM]))
+        tl.store(codes + tl.reshape(cells, [1, VALUE_DIM]), code)
+        tl.store(scales + row * HEADS + head + tl.zeros([1, 1], tl.int32), scale)
+
+
+def gated_delta_net(
+    qkv: torch.Tensor,
+    z: torch.Tensor,
+    beta: torch.Tensor,
+    alpha: torch.Tensor,
+    weights: DeltaNetWeights,
+    state: DeltaNetState,
+    lane: torch.Tensor,
+    accepted: torch.Tensor,
+    commit: bool,
+    quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> torch.Tensor:
+    """Short convolution, normalised queries and keys, gated delta rule, gated norm.
+
+    Args:
+        qkv: float32 `[rows, channels]`, queries and keys of all key heads, then values of all heads.
+        z: float32 `[rows, heads * value_dim]`, what gates the output.
+        beta, alpha: float32 `[rows, heads]`, before sigmoid and softplus. Rows of all four may lie apart.
+        weights: of the layer.
+        state: of the layer; pending rows that stand are applied to it first.
+        lane, accepted: int32, see `lanes`.
+        commit: the rows stand, as a prompt's do. Otherwise at most MAX_PENDING of a lane are left pending.
+        quantized: int8 codes and float32 scales of the result, to fill in; where value_dim is 128.
+
+    Returns:
+        float32 `[rows, heads * value_dim]`; rows of no lane hold nothing of use.
+    """
+    num_rows, lanes = qkv.shape[0], state.memory.shape[0]
+    heads, key_dim, value_dim = state.memory.shape[1:]
+    if quantized is not None and value_dim != 128:
+        raise ValueError(f"a head of {value_dim} values is no block of 128 activations")
+    convolved, gates = qkv.new_empty(qkv.shape), qkv.new_empty(num_rows, 2, heads)
+    before, gates_before = torch.empty_like(state.pending), torch.empty_like(state.pending_gates)
+    shape = {"KEY_HEADS": weights.key_heads, "HEADS": heads, "KEY_DIM": key_dim, "VALUE_DIM": value_dim}
+    steps = {"MAX_PENDING": MAX_PENDING, "LANE_BLOCK": lane_block(num_rows), "COMMIT": commit}
+    _convolve[(2 * weights.key_heads + heads + 1, lanes, max(triton.cdiv(num_rows, TILE), 1))](
+        qkv, beta, alpha, weights.conv, weights.ssm_a, weights.ssm_dt, state.past, state.pending,
+        state.pending_gates, lane, accepted, convolved, before, gates, gates_before, num_rows,
+        qkv.stride(0), beta.stride(0), alpha.stride(0), EPSILON=L2_EPSILON, **shape, **steps,
+        KERNEL=weights.conv.shape[1], TILE=TILE, HEADS_BLOCK=triton.next_power_of_2(heads),
+        COLUMNS=max(key_dim, value_dim), num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    read = qkv.new_empty(num_rows, heads * value_dim)
+    block = min(BLOCK_VALUES, value_dim)
+    _delta_rule[(value_dim // block, heads, lanes)](
+        convolved, before, gates, gates_before, state.memory, lane, accepted, read, num_rows,
+        **shape, **steps, BLOCK=block, TILED=weights.tiled, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    out = torch.empty_like(read)
+    codes, scales = quantized or (out, out)
+    _gated_norm[(heads, num_rows)](
+        read, z, weights.norm, out, codes, scales, z.stride(0), EPSILON=weights.epsilon, HEADS=heads,
+        VALUE_DIM=value_dim, SIGMOID=weights.sigmoid_gate, QUANTIZE=quantized is not None,
+        num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out
