@@ -1,0 +1,58 @@
+"""Products with float matrices against torch's in float64, and rows by themselves against rows together."""
+
+from collections.abc import Iterator
+
+import torch
+
+from strata.ops.triton.catalog import Check, Launch, meta
+from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_size
+
+
+def _inputs(device: torch.device, rows: int, shape: tuple[int, int], dtype: torch.dtype):
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, shape[1], generator=generator) * torch.logspace(-2, 2, shape[1])
+    weight = torch.randn(shape, generator=generator).to(dtype)
+    return x.to(device), weight.to(device)
+
+
+def _workspace(device: torch.device | str, shape: tuple[int, int]) -> Workspace:
+    return Workspace(device, *workspace_size(16, *shape))
+
+
+def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    for dtype, rows, shape in (
+        (torch.bfloat16, 1, (20, 600)),
+        (torch.bfloat16, 33, (65, 520)),
+        (torch.float16, 3, (16, 40)),
+        (torch.float32, 5, (17, 100)),
+    ):
+        x, weight = _inputs(device, rows, shape, dtype)
+        got = float_matmul(x, weight, _workspace(device, shape))
+        want = (x.double() @ weight.double().T).float()
+        yield f"{dtype}, {rows} rows, {shape[0]} x {shape[1]}".removeprefix("torch."), got, want
+
+
+def _compare_rows(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    shape = (20, 640)
+    for dtype in (torch.bfloat16, torch.float32):
+        x, weight = _inputs(device, 33, shape, dtype)
+        workspace = _workspace(device, shape)
+        together = float_matmul(x, weight, workspace)
+        for rows in (slice(0, 1), slice(5, 9), slice(10, 26)):
+            alone = float_matmul(x[rows], weight, workspace)
+            yield f"{dtype}, rows {rows.start} to {rows.stop}".removeprefix("torch."), alone, together[rows]
+
+
+def _launch(rows: int, shape: tuple[int, int], dtype: torch.dtype):
+    return float_matmul(meta(rows, shape[1]), meta(*shape, dtype=dtype), _workspace("meta", shape))
+
+
+CHECKS = [Check("float_matmul", _compare, 3e-6), Check("float_matmul, rows alone", _compare_rows)]
+LAUNCHES = [
+    Launch(
+        f"float_matmul {dtype} {rows}".replace("torch.", ""),
+        lambda rows=rows, dtype=dtype: _launch(rows, (512, 2560), dtype),
+    )
+    for dtype in (torch.bfloat16, torch.float16, torch.float32)
+    for rows in (1, 16, 1024)
+]
