@@ -1,0 +1,226 @@
+"""What streams, norms, delta nets, routers and float products cost on a card, beside its memory's speed.
+
+    python bench/triton_layers.py [--json FILE]
+
+First the checks of these kernels (what `strata doctor --kernels` runs), then each op at the shapes of
+Qwen3.8-Flash-Next and Qwen3.6-35B-A3B: the mean over a replayed graph of 20 calls or more, each on weights
+and state of its own so that together they exceed the caches. Bytes are those of weights and state.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+
+from strata.ops.triton.catalog import checks
+from strata.ops.triton.delta_net import DeltaNetState, DeltaNetWeights, gated_delta_net
+from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_size
+from strata.ops.triton.hyper_connection import HyperConnectionWeights, read
+from strata.ops.triton.norm import add_rms_norm
+from strata.ops.triton.router import route
+
+PARTS = ("float_matmul", "hyper_connection", "delta_net", "norm", "router", "ngram")
+ROTATING_BYTES = 256 << 20
+DEVICE = torch.device("cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """Time of one call, the bytes of weights and state that it moves, and its multiply-adds."""
+
+    name: str
+    rows: int
+    microseconds: float
+    gigabytes_per_second: float
+    of_copy: float
+    teraflops: float
+
+
+def run_checks() -> int:
+    """Print what fails; the number of failed cases."""
+    failed = 0
+    for check in checks():
+        if check.name.partition(",")[0] not in PARTS:
+            continue
+        outcomes = list(check.run(DEVICE))
+        bad = [outcome for outcome in outcomes if not outcome.passed]
+        failed += len(bad)
+        print(f"{'FAILED' if bad else 'ok':6} {check.name}: {len(outcomes)} cases", *bad, sep="\n  ")
+    return failed
+
+
+def microseconds(calls: list[Callable[[], object]]) -> float:
+    """Mean time of a call in a replayed graph of `calls`."""
+    calls[0]()  # compiles
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        kept = [call() for call in calls]
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    begin.record()
+    for _ in range(5):
+        graph.replay()
+    end.record()
+    end.synchronize()
+    del kept
+    return begin.elapsed_time(end) * 1000 / 5 / len(calls)
+
+
+def copy_speed() -> float:
+    """GB/s of a copy in the card's memory, bytes read and written."""
+    source = torch.empty(1 << 30, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+    return 2 * source.numel() / microseconds([lambda: target.copy_(source)] * 4) / 1000
+
+
+def random(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(shape, device=DEVICE).to(dtype)
+
+
+def integers(*values: int) -> torch.Tensor:
+    return torch.tensor(values, dtype=torch.int32, device=DEVICE)
+
+
+class Bench:
+    """Collects results."""
+
+    def __init__(self):
+        self.copy = copy_speed()
+        self.results: list[Result] = []
+
+    def add(
+        self, name: str, rows: int, make: Callable[[], Callable[[], object]], moved: int, products: int = 0
+    ) -> None:
+        """Time what `make` returns, for as many calls of it as exceed the caches.
+
+        Args:
+            name: of the op.
+            rows: of a call.
+            make: a call on new weights and state.
+            moved: bytes of a call.
+            products: multiply-adds of a call.
+        """
+        copies = 1 if products > 1e10 else max(20, ROTATING_BYTES // max(moved, 1 << 22))
+        time = microseconds([make() for _ in range(copies)])
+        speed = moved / time / 1000
+        result = Result(name, rows, time, speed, speed / self.copy, 2 * products / time / 1e6)
+        self.results.append(result)
+        print(
+            f"{name:44} {rows:5} rows {time:9.2f} us {speed:7.0f} GB/s {result.of_copy:5.0%} of a copy "
+            f"{result.teraflops:6.1f} TFLOP/s",
+            flush=True,
+        )
+
+
+def bench_hyper_connection(bench: Bench) -> None:
+    streams, width, low = 4, 2560, 320
+    wide = streams * width
+    size = 2 * wide * (2 * low + streams)
+
+    def make(rows: int):
+        weights = HyperConnectionWeights(
+            random(wide), random(low + streams, wide, dtype=torch.bfloat16),
+            random(wide, low, dtype=torch.bfloat16), streams, 1e-6,
+        )  # fmt: skip
+        workspace = Workspace(DEVICE, *weights.workspace_size())
+        inputs = random(rows, streams, width), random(rows, width), random(rows, streams)
+        quantized = torch.empty(rows, width, dtype=torch.int8, device=DEVICE), random(rows, width // 128)
+        residual, output, inject = inputs
+        return lambda: read(residual, weights, workspace, output, inject, quantized)
+
+    for rows in (1, 4, 16, 4096):
+        products = rows * wide * (2 * low + streams)
+        bench.add(
+            "hyper-connection: write, read, quantise", rows, lambda rows=rows: make(rows), size, products
+        )
+
+
+def bench_float_matmul(bench: Bench) -> None:
+    def make(rows: int, shape: tuple[int, int], dtype: torch.dtype):
+        x, weight = random(rows, shape[1]), random(*shape, dtype=dtype)
+        workspace = Workspace(DEVICE, *workspace_size(16, *shape))
+        return lambda: float_matmul(x, weight, workspace)
+
+    shape = (513, 2560)
+    for dtype in (torch.bfloat16, torch.float32):
+        for rows in (1, 4, 16, 4096):
+            bench.add(
+                f"float_matmul {shape[0]} x {shape[1]} {dtype}".replace("torch.", ""),
+                rows,
+                lambda rows=rows, dtype=dtype: make(rows, shape, dtype),
+                shape[0] * shape[1] * dtype.itemsize,
+                rows * shape[0] * shape[1],
+            )
+
+
+def bench_delta_net(bench: Bench) -> None:
+    dim, key_heads = 128, 16
+
+    def make(rows: int, heads: int, commit: bool):
+        channels = (2 * key_heads + heads) * dim
+        weights = DeltaNetWeights(
+            random(channels, 4), -random(heads).exp(), random(heads), random(dim), 1e-6, key_heads, True, True
+        )
+        state = DeltaNetState.zeros(1, weights, dim, DEVICE)
+        inputs = [random(rows, n) for n in (channels, heads * dim, heads, heads)]
+        lane, accepted = integers(*[0] * rows), integers(0 if commit else rows)
+        quantized = torch.empty(rows, heads * dim, dtype=torch.int8, device=DEVICE), random(rows, heads)
+        return lambda: gated_delta_net(*inputs, weights, state, lane, accepted, commit, quantized)
+
+    for heads in (48, 32):
+        size = 2 * 4 * heads * dim * dim
+        for rows in (1, 4, 16):
+            make_window = lambda rows=rows, heads=heads: make(rows, heads, False)  # noqa: E731
+            bench.add(f"delta net window, {heads} heads, all accepted", rows, make_window, size)
+        for rows in (512, 4096):
+            make_prompt = lambda rows=rows, heads=heads: make(rows, heads, True)  # noqa: E731
+            products = 4 * rows * heads * dim * dim
+            bench.add(f"delta net prompt, {heads} heads", rows, make_prompt, size, products)
+
+
+def bench_small(bench: Bench) -> None:
+    width, experts = 2560, 512
+
+    def make_norm(rows: int):
+        x, y, weight = random(rows, width), random(rows, width), random(width)
+        quantized = torch.empty(rows, width, dtype=torch.int8, device=DEVICE), random(rows, width // 128)
+        return lambda: add_rms_norm(x, y, weight, 1e-6, quantized)
+
+    def make_route(rows: int):
+        logits, lane, counts = random(rows, experts + 1), integers(*[0] * rows), integers(*[0] * experts)
+        return lambda: route(logits, 10, True, lane, counts)
+
+    for rows in (1, 16, 4096):
+        bench.add("add_rms_norm 2560, quantise", rows, lambda rows=rows: make_norm(rows), 17 * rows * width)
+        bench.add("route 10 of 512", rows, lambda rows=rows: make_route(rows), 4 * rows * experts)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    failed = run_checks()
+    bench = Bench()
+    print(f"{torch.cuda.get_device_name()}: a copy moves {bench.copy:.0f} GB/s")
+    for part in (bench_hyper_connection, bench_float_matmul, bench_delta_net, bench_small):
+        part(bench)
+    if args.json:
+        report = {
+            "card": torch.cuda.get_device_name(),
+            "torch": torch.__version__,
+            "failed_checks": failed,
+            "copy_gigabytes_per_second": bench.copy,
+            "results": [asdict(result) for result in bench.results],
+        }
+        args.json.write_text(json.dumps(report, indent=1))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
