@@ -42,17 +42,15 @@ def repair_bfloat16() -> None:
     builder.binary_op = _refusing(builder.binary_op)
     builder.unary_op = _refusing(builder.unary_op)
     reduce_ops.sum = _refusing(reduce_ops.sum)
-    dot = builder.create_dot
+    builder.create_dot = _dot
 
-    def create_dot(self, a, b, c, *rest):
-        a, b = _widened(a), _widened(b)
-        if a.dtype.scalar != tl.float32:
-            return dot(self, a, b, c, *rest)
-        # BLAS adds in an order that depends on the shapes; in float64 that is not seen
-        product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
-        return interpreter.TensorHandle(product + c.data, tl.float32)
 
-    builder.create_dot = create_dot
+def _dot(self, a, b, total, *rest):
+    """Products are summed up in float64: BLAS's order depends on the number of rows, a card's does not."""
+    a, b = (_widened(x).data for x in (a, b))
+    wide = np.int32 if total.data.dtype == np.int32 else np.float64
+    products = np.matmul(a, b, dtype=wide).astype(total.data.dtype)
+    return interpreter.TensorHandle(products + total.data, total.dtype.scalar)
 
 
 def _conversion(original):

@@ -1,0 +1,224 @@
+"""Which blocks of earlier tokens a row attends to: scores of the indexer, and the exact best of them.
+
+As `ops/block_selection.py`, but among equal scores the lowest block wins. Choosing is exact: in each segment
+of the blocks the best `budget`, then the best of those. Both search the score of the last one chosen by
+halving the range of float bits, which counts are enough for; so there is no sort, and no order of threads
+to depend on. The number of launches does not depend on the number of blocks.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+from strata.ops.triton.kv import PagedKV
+
+SEGMENT = 4096  # blocks whose best are chosen at once
+_TILE = 64  # blocks that are scored at once
+_ROWS = 16  # rows of a tile: what matrix units take
+
+
+@triton.jit
+def _score_kernel(
+    q,
+    rows,
+    num_rows,
+    block_keys,
+    page_table,
+    scores,
+    BUDGET: tl.constexpr,
+    HEADS: tl.constexpr,
+    DIM: tl.constexpr,
+    BLOCK: tl.constexpr,
+    PAGE_BLOCKS: tl.constexpr,
+    LANE_PAGES: tl.constexpr,
+    ROWS: tl.constexpr,
+    TILE: tl.constexpr,
+):
+    """Scores of a tile of blocks for ROWS rows, of whatever lanes: lane after lane."""
+    begin = tl.program_id(0) * ROWS
+    own = begin + tl.arange(0, ROWS)
+    lanes = tl.load(rows[0] + own, mask=own < num_rows, other=-1)
+    complete = (tl.load(rows[1] + own, mask=own < num_rows, other=0) + 1) // BLOCK
+    complete = tl.where((lanes >= 0) & (complete > BUDGET), complete, 0)
+    block = tl.program_id(1) * TILE + tl.arange(0, TILE)
+    if tl.program_id(1) * TILE < tl.max(complete, 0):
+        d = tl.arange(0, DIM)
+        before = -1
+        for i in range(0, tl.minimum(ROWS, num_rows - begin)):
+            lane = tl.load(rows[0] + begin + i)
+            mine = tl.where(lanes == lane, complete, 0)
+            last = tl.max(mine, 0)
+            if (lane != before) & (lane >= 0) & (tl.program_id(1) * TILE < last):
+                page = lane.to(tl.int64) * LANE_PAGES + block // PAGE_BLOCKS
+                page = tl.load(page_table + page, mask=block < last, other=0).to(tl.int64)
+                cell = page * PAGE_BLOCKS + block % PAGE_BLOCKS
+                keys = tl.load(
+                    block_keys + cell[:, None] * DIM + d[None], mask=(block < last)[:, None], other=0.0
+                )
+                total = tl.zeros([ROWS, TILE], tl.float32)
+                for head in tl.static_range(HEADS):
+                    at = (own.to(tl.int64) * HEADS + head)[:, None] * DIM + d[None]
+                    x = tl.load(q + at, mask=(mine > 0)[:, None], other=0.0)
+                    high = x.to(tl.float16)
+                    low = ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+                    score = tl.dot(high, tl.trans(keys)) + tl.dot(low, tl.trans(keys)) * (1.0 / 2048.0)
+                    total += tl.maximum(score, 0.0)
+                at = own.to(tl.int64)[:, None] * (LANE_PAGES * PAGE_BLOCKS) + block[None]
+                tl.store(scores + at, total, mask=block[None] < mine[:, None])
+            before = lane
+
+
+@triton.jit
+def _best(score, count, budget):
+    """Where in order of index the best `budget` of `count` scores go, int32; -1 for those not chosen.
+
+    `score` float32 `[n]`, not negative, `count` of them; ties are the lowest index's.
+    """
+    index = tl.arange(0, score.shape[0])
+    # float32 that are not negative are in the order of their bits; + 1, so that 0 is less than all of them
+    key = tl.where(index < count, score.to(tl.int32, bitcast=True) + 1, 0)
+    budget = tl.minimum(budget, count)
+    # at least `budget` keys reach `low`, fewer reach `high`; when exactly `budget` do, these are the ones
+    low, high, reach = 1, tl.max(key, 0) + 1, count
+    while (high - low > 1) & (reach > budget):
+        middle = low + (high - low) // 2
+        number = tl.sum((key >= middle).to(tl.int32), 0)
+        enough = number >= budget
+        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
+        reach = tl.where(enough, number, reach)
+    above = tl.where(reach > budget, low, low - 1)  # above it all are chosen, at it the first ones
+    greater, equal = key > above, key == above
+    ties = budget - tl.sum(greater.to(tl.int32), 0)
+    # both counts in one scan: at most 2**13 keys
+    both = tl.cumsum((greater.to(tl.int32) << 16) + equal.to(tl.int32), 0)
+    equal_before = (both & 0xFFFF) - equal.to(tl.int32)
+    place = (both >> 16) - greater.to(tl.int32) + tl.minimum(equal_before, ties)
+    return tl.where(greater | (equal & (equal_before < ties) & (index < count)), place, -1)
+
+
+@triton.jit
+def _segment_kernel(
+    rows,
+    scores,
+    best_scores,
+    best_blocks,
+    width,
+    BUDGET: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+):
+    """The best BUDGET blocks of one segment of one row."""
+    row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    complete = (tl.load(rows[1] + row) + 1) // BLOCK
+    count = tl.minimum(complete - segment * SEGMENT, SEGMENT)
+    if (tl.load(rows[0] + row) < 0) | (complete <= BUDGET) | (count <= 0):
+        return
+    index = tl.arange(0, SEGMENT)
+    score = tl.load(scores + row * width + segment * SEGMENT + index, mask=index < count, other=0.0)
+    place = _best(score, count, BUDGET)
+    at = (row * SEGMENTS + segment) * BUDGET + place
+    tl.store(best_scores + at, score, mask=place >= 0)
+    tl.store(best_blocks + at, segment * SEGMENT + index, mask=place >= 0)
+
+
+@triton.jit
+def _choose_kernel(
+    rows,
+    best_scores,
+    best_blocks,
+    blocks,
+    BUDGET: tl.constexpr,
+    BLOCK: tl.constexpr,
+    SEGMENTS: tl.constexpr,
+    SEGMENT: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    """The best BUDGET blocks of one row: of its segments' best, which are in order of index already."""
+    row = tl.program_id(0).to(tl.int64)
+    complete = (tl.load(rows[1] + row) + 1) // BLOCK
+    if (tl.load(rows[0] + row) < 0) | (complete <= BUDGET):
+        return
+    # all segments but the last are full, and so are their lists
+    full = (complete - 1) // SEGMENT
+    count = full * BUDGET + tl.minimum(complete - full * SEGMENT, BUDGET)
+    index = tl.arange(0, WIDTH)
+    at = row * SEGMENTS * BUDGET + index
+    place = _best(tl.load(best_scores + at, mask=index < count, other=0.0), count, BUDGET)
+    block = tl.load(best_blocks + at, mask=index < count, other=0)
+    tl.store(blocks + row * BUDGET + place, block, mask=place >= 0)
+
+
+class Scratch:
+    """What `select_blocks` keeps of the scores of up to `rows` rows.
+
+    Args:
+        rows: more rows are gone through in pieces of this many.
+        max_blocks: blocks that a lane can have.
+        budget: blocks to choose.
+        device: of the tensors.
+    """
+
+    def __init__(self, rows: int, max_blocks: int, budget: int, device: torch.device | str):
+        segments = triton.cdiv(max_blocks, SEGMENT)
+        self.scores = torch.empty(rows, max_blocks, device=device)
+        self.best_scores = torch.empty(rows, segments, budget, device=device)
+        self.best_blocks = torch.empty(rows, segments, budget, dtype=torch.int32, device=device)
+
+
+def select_blocks(
+    q: torch.Tensor,
+    lane: torch.Tensor,
+    position: torch.Tensor,
+    block_keys: torch.Tensor,
+    kv: PagedKV,
+    scratch: Scratch,
+    blocks: torch.Tensor,
+) -> None:
+    """The `budget` best of the complete blocks of each row that has more of them, in ascending order.
+
+    A block's score is `sum_h relu(q_h . key)`; ties are the lowest block's.
+
+    Args:
+        q: float32 `[rows, heads, dim]`, index queries.
+        lane, position: int32 `[rows]`; nothing is written for rows of lane -1.
+        block_keys: float16 `[pages, blocks of a page, dim]`, see `sparse_attention.append_index`.
+        kv: whose page table says where a lane's blocks are.
+        scratch: see there.
+        blocks: int32 `[rows, budget]`, written; not for rows that attend to all of their blocks.
+    """
+    for piece in range(0, q.shape[0], scratch.scores.shape[0]):
+        part = slice(piece, piece + scratch.scores.shape[0])
+        _select(q[part], (lane[part], position[part]), block_keys, kv, scratch, blocks[part])
+
+
+def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Tensor) -> None:
+    num_rows, heads, dim = q.shape
+    budget, page_blocks, lane_pages = blocks.shape[1], block_keys.shape[1], kv.shape.lane_pages
+    block, max_blocks = kv.shape.page // page_blocks, lane_pages * page_blocks
+    segments = triton.cdiv(max_blocks, SEGMENT)
+    _score_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(max_blocks, _TILE))](
+        q,
+        rows,
+        num_rows,
+        block_keys,
+        kv.page_table,
+        scratch.scores,
+        BUDGET=budget,
+        HEADS=heads,
+        DIM=dim,
+        BLOCK=block,
+        PAGE_BLOCKS=page_blocks,
+        LANE_PAGES=lane_pages,
+        ROWS=_ROWS,
+        TILE=_TILE,
+        num_warps=4,
+        num_stages=1,
+        enable_fp_fusion=False,
+    )
+    best = (scratch.best_scores, scratch.best_blocks)
+    constants = {"BUDGET": budget, "BLOCK": block, "SEGMENTS": segments, "SEGMENT": SEGMENT}
+    options = {"num_warps": 8, "enable_fp_fusion": False}
+    _segment_kernel[(num_rows, segments)](rows, scratch.scores, *best, max_blocks, **constants, **options)
+    width = triton.next_power_of_2(segments * budget)
+    _choose_kernel[(num_rows,)](rows, *best, blocks, **constants, WIDTH=width, **options)
