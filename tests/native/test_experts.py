@@ -56,3 +56,32 @@ def test_an_expert_that_does_not_exist_is_named():
     native, _ = build(("Q8_0",) * 3)
     with pytest.raises(ValueError, match="expert id is 5, expected 0 to 4"):
         native(torch.zeros(1, WIDTH), torch.tensor([[5]]), torch.ones(1, 1))
+
+
+def records(formats: tuple[str, str, str], gap: int) -> tuple[Experts, Experts]:
+    """The same experts, their planes in tensors of their own and together in one record for each expert."""
+    shapes = ((FF, WIDTH), (FF, WIDTH), (WIDTH, FF))
+    apart = [
+        np.stack(
+            [Matrix.from_gguf(f, *s, random_blocks(f, *s, seed=e, scale=0.001)).planes for e in range(COUNT)]
+        )
+        for f, s in zip(formats, shapes, strict=True)
+    ]
+    together = np.concatenate([*apart, np.zeros((COUNT, gap), np.uint8)], axis=1)
+    views = np.split(together, np.cumsum([planes.shape[1] for planes in apart]), axis=1)
+    return tuple(
+        Experts(WIDTH, FF, *(ExpertPlanes(*pair) for pair in zip(formats, planes, strict=True)))
+        for planes in (apart, views[:3])
+    )
+
+
+def test_experts_may_lie_in_records():
+    apart, together = records(("Q4_K", "IQ4_NL", "Q8_0"), gap=64)
+    x, ids = torch.from_numpy(random_rows(20, WIDTH)), torch.arange(40).view(20, 2) % COUNT
+    weights = torch.rand(20, 2)
+    assert torch.equal(together(x, ids, weights), apart(x, ids, weights))
+
+
+def test_records_keep_cache_lines():
+    with pytest.raises(ValueError, match="bytes apart, which is no multiple of 64"):
+        records(("Q4_K", "IQ4_NL", "Q8_0"), gap=32)

@@ -61,7 +61,7 @@ class PlaneWeights(Weights):
     def expert_bytes(self) -> int:
         """Bytes that the planes of all experts take in memory."""
         return sum(
-            stack.experts * plane_bytes(self._stack_format(stack), stack.num_out, stack.num_in)
+            stack.experts * plane_bytes(self.stack_format(stack), stack.num_out, stack.num_in)
             for stacks in self.stacks
             for stack in stacks
         )
@@ -77,7 +77,7 @@ class PlaneWeights(Weights):
         format = self.checkpoint.tensors[name].format
         return format if format in formats() else "F32"
 
-    def _stack_format(self, stack: Stack) -> str:
+    def stack_format(self, stack: Stack) -> str:
         """One format for all experts of a layer."""
         stored = {self._format(name) for name in stack.names}
         return stored.pop() if len(stored) == 1 else "F32"
@@ -104,23 +104,28 @@ class PlaneWeights(Weights):
         return Experts(gate.num_in, gate.num_out, *map(self._pack_stack, (gate, up, down))).core
 
     def _pack_stack(self, stack: Stack) -> ExpertPlanes:
-        format = self._stack_format(stack)
+        format = self.stack_format(stack)
         size = plane_bytes(format, stack.num_out, stack.num_in)
         planes = empty_planes(stack.experts * size).reshape(stack.experts, size)
         for expert in range(stack.experts):
-            if format == "F8_E4M3":
-                codes, scales = self.checkpoint.read_fp8(*stack.slice(expert))
-                pack(format, stack.num_out, stack.num_in, codes.numpy(), planes[expert])
-                pack_scales(stack.num_out, stack.num_in, scales.numpy(), planes[expert])
-                continue
-            blocks = self._blocks(*stack.slice(expert), format).reshape(-1)
-            row_bytes = len(blocks) // self._num_rows(stack)
-            first = stack.first_row * row_bytes
-            wanted = blocks[first : first + stack.num_out * row_bytes]
-            pack(format, stack.num_out, stack.num_in, wanted, planes[expert])
-        return ExpertPlanes(format, planes, self._stack_scales(stack))
+            self.pack_expert(stack, expert, planes[expert])
+        return ExpertPlanes(format, planes, self.stack_scales(stack))
 
-    def _stack_scales(self, stack: Stack) -> tuple[float, ...]:
+    def pack_expert(self, stack: Stack, expert: int, planes: np.ndarray) -> None:
+        """Write one expert's matrix into `planes`, uint8 `[plane bytes]` of `stack_format`."""
+        format = self.stack_format(stack)
+        if format == "F8_E4M3":
+            codes, scales = self.checkpoint.read_fp8(*stack.slice(expert))
+            pack(format, stack.num_out, stack.num_in, codes.numpy(), planes)
+            pack_scales(stack.num_out, stack.num_in, scales.numpy(), planes)
+            return
+        blocks = self._blocks(*stack.slice(expert), format).reshape(-1)
+        row_bytes = len(blocks) // self._num_rows(stack)
+        first = stack.first_row * row_bytes
+        pack(format, stack.num_out, stack.num_in, blocks[first : first + stack.num_out * row_bytes], planes)
+
+    def stack_scales(self, stack: Stack) -> tuple[float, ...]:
+        """A factor of each expert's products, where the file has them beside the matrices; else nothing."""
         scales = [self.scale(*stack.slice(expert)) for expert in range(stack.experts)]
         return () if scales[0] is None else tuple(1.0 if s is None else s.item() for s in scales)
 

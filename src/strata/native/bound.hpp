@@ -98,14 +98,19 @@ struct BoundMatrix {
     }
 };
 
-using ReadPlanes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::c_contig, nb::device::cpu>;
+// uint8 [experts, plane bytes]; experts may lie apart.
+using ReadPlanes = nb::ndarray<const uint8_t, nb::ndim<2>, nb::device::cpu>;
 
 inline ExpertMatrices expert_matrices(const std::string& name, int64_t n, int64_t k, const ReadPlanes& planes,
                                       const std::vector<float>& scales) {
     Matrix first(checked_format(name, n, k), static_cast<int>(n), static_cast<int>(k), planes.data());
     expect("size of an expert's planes in bytes", planes.shape(1), first.bytes());
     if (!scales.empty()) expect("number of scales", scales.size(), planes.shape(0));
-    return {first, planes.shape(1), static_cast<int>(planes.shape(0)), scales};
+    expect("distance of neighbouring bytes of an expert's planes", planes.stride(1), 1);
+    int64_t stride = planes.shape(0) > 1 ? planes.stride(0) : 0;
+    if (stride % 64)
+        fail("experts' planes are " + std::to_string(stride) + " bytes apart, which is no multiple of 64");
+    return {first, static_cast<size_t>(stride), static_cast<int>(planes.shape(0)), scales};
 }
 
 // The experts of a layer; keeps the buffers of their planes, uint8 [experts, plane bytes], alive.

@@ -16,7 +16,7 @@ class ExpertPlanes:
 
     Args:
         format: ggml's name of the quant format.
-        planes: uint8 `[experts, plane bytes]`, kept, not copied.
+        planes: uint8 `[experts, plane bytes]`, kept, not copied; experts may lie a multiple of 64 apart.
         scales: a factor of each expert's products, where the file has them beside the matrices.
     """
 
