@@ -12,10 +12,12 @@ from strata.serve import anthropic, errors, llamacpp, openai, responses, status
 from strata.serve.backend import Backend
 from strata.serve.cors import CorsApp
 from strata.serve.guard import Guard, check_exposure, has_key
+from strata.serve.openapi import document
 from strata.serve.responses_store import ResponseStore
 
 ENDPOINTS = {
     "GET /health": "state of the engine",
+    "GET /openapi.json": "what each endpoint takes and answers",
     "GET /v1/models": "the model served",
     "POST /v1/chat/completions": "OpenAI chat completions, streaming or not",
     "POST /v1/completions": "OpenAI completions, streaming or not",
@@ -57,8 +59,14 @@ def create_app(settings: Options) -> FastAPI:
 
     # No pages of documentation: they would load scripts from elsewhere.
     app = CorsApp(
-        title="Strata", version=__version__, lifespan=lifespan, openapi_url=None, redirect_slashes=False
+        title="Strata",
+        version=__version__,
+        lifespan=lifespan,
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
     )
+    app.openapi = lambda: document(app)
     app.settings = settings
     app.state.backend = backend
     app.state.responses = ResponseStore()
@@ -67,12 +75,14 @@ def create_app(settings: Options) -> FastAPI:
     app.add_middleware(Guard, options=settings)
     errors.install(app)
 
-    @app.api_route("/", methods=["GET", "HEAD"])
+    @app.head("/", include_in_schema=False)
+    @app.get("/")
     async def index() -> dict:
         """What there is."""
         return {"name": "Strata", "version": __version__, "endpoints": ENDPOINTS}
 
-    @app.api_route("/health", methods=["GET", "HEAD"])
+    @app.head("/health", include_in_schema=False)
+    @app.get("/health")
     async def health(request: Request) -> JSONResponse:
         """200 if requests are answered now, else 503; details only for who has the key."""
         state = await backend.health()

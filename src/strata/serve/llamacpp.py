@@ -124,7 +124,7 @@ async def props(request: Request) -> dict[str, Any]:
     } | backend.special_texts()
 
 
-@router.post("/props")
+@router.post("/props", include_in_schema=False)
 async def change_props() -> None:
     """llama.cpp changes nothing here either unless it is started so."""
     raise RequestError(
@@ -146,7 +146,7 @@ async def slots(request: Request, fail_on_no_slot: bool = False) -> Any:
     return [{"id": i, "n_ctx": context, "is_processing": i < running} for i in range(lanes)]
 
 
-@router.post("/slots/{slot}")
+@router.post("/slots/{slot}", include_in_schema=False)
 async def slot_action(slot: int, action: str = "") -> None:
     """Waits for session files."""
     if action not in _SLOT_ACTIONS:

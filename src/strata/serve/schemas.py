@@ -64,6 +64,10 @@ def _stops(value: Any) -> list[str]:
     raise ValueError("a string or a list of strings is expected")
 
 
+Ids = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
+Prompts = str | Annotated[list[str], Field(min_length=1)] | Ids | Annotated[list[Ids], Field(min_length=1)]
+
+
 def _prompts(value: Any) -> list[str | list[int]]:
     match value:
         case str():
@@ -155,8 +159,11 @@ class GenerationRequest(Strict, ABC):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]], BeforeValidator(_biases)] = {}
-    stop: Annotated[list[str], BeforeValidator(_stops)] = []
+    logit_bias: Annotated[
+        dict[int, Annotated[float, Field(ge=-100, le=100)]],
+        BeforeValidator(_biases, json_schema_input_type=dict[str, float]),
+    ] = {}
+    stop: Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])] = []
     ignore_eos: bool = False
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | bool | str | None = None
@@ -224,7 +231,7 @@ class GenerationRequest(Strict, ABC):
 class CompletionRequest(GenerationRequest):
     """`POST /v1/completions`. Without `max_tokens` an answer may fill the context (OpenAI: 16 tokens)."""
 
-    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts)]
+    prompt: Annotated[list[str | list[int]], BeforeValidator(_prompts, json_schema_input_type=Prompts)]
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_CHAT_ALTERNATIVES)] = None
 
     @field_validator("prompt")

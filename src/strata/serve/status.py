@@ -134,4 +134,4 @@ async def _not_served(request: Request) -> None:
 
 
 for _name in _WAITING:
-    router.add_api_route(f"/{_name}", _not_served, methods=["GET", "POST"])
+    router.add_api_route(f"/{_name}", _not_served, methods=["GET", "POST"], include_in_schema=False)
