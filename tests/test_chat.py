@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from strata.client import ChatClient, Delta, ServerError
-from strata.commands.chat import Chat
+from strata.client import ChatClient, Delta, Reply, ServerError, lines
+from strata.commands.chat import Chat, CommandError
 from strata.options import Options
 from strata.terminal import harmless, read_message, show_answer
 from tests.conftest import clean_environment
@@ -63,13 +63,39 @@ def test_a_models_text_cannot_steer_the_terminal(text):
     assert shown == "".join(c for c in text if c in "\n\t" or (ord(c) >= 32 and not 127 <= ord(c) < 160))
 
 
-def test_an_answer_is_collected_without_its_thinking():
-    console = Console(file=io.StringIO(), width=40)
-    collected: list[str] = []
-    pieces = [Delta("hm\x1b[2J", True), Delta("[bold]Yes", False), Delta(" :smile:\x07", False)]
-    show_answer(console, pieces, collected)
-    assert collected == ["[bold]Yes", " :smile:\x07"]
-    assert console.file.getvalue() == "hm[2J\n\n[bold]Yes :smile:\n"
+PIECES = [
+    Delta("hm\x1b[2J", "thinking"),
+    Delta("[bold]Yes"),
+    Delta("\t:smile:\x07 " + "long " * 20),
+    Delta("weather", "call"),
+    Delta('{"city": ', "call"),
+    Delta('"Köln"}', "call"),
+    Delta("now", "call", 1),
+]
+
+
+def shown(asides: bool = False, **console: object) -> tuple[str, str]:
+    """What an answer looks like, and what is shown beside it."""
+    places = [Console(file=io.StringIO(), width=40, **console) for _ in range(2)]
+    show_answer(places[0], PIECES, places[1] if asides else None)
+    return places[0].file.getvalue(), places[1].file.getvalue()
+
+
+def test_an_answer_is_shown_as_it_is() -> None:
+    """Tabs stay tabs and lines stay whole, so that code can be copied; a call says that it is one."""
+    answer = "[bold]Yes\t:smile: " + "long " * 20
+    calls = 'call weather {"city": "Köln"}\n\ncall now \n'
+    assert shown()[0] == f"thinking\nhm[2J\n\n{answer}\n\n{calls}"
+    assert shown(asides=True) == (f"{answer}\n", f"thinking\nhm[2J\n{calls}")
+
+
+@pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colours_are_left_out_where_they_are_not_wanted(variables: dict, coloured: bool) -> None:
+    text, _ = shown(force_terminal=True, _environ={"TERM": "xterm"} | variables)
+    assert ("\x1b[36m" in text) == coloured
+    assert "\x1b[2m" in text  # dim is no colour
+    dumb, _ = shown(force_terminal=True, _environ={"TERM": "dumb"})
+    assert "\x1b" not in dumb
 
 
 def client_of(*events: object, status: int = 200, body: str | None = None) -> ChatClient:
@@ -95,25 +121,60 @@ def piece(**delta: str) -> dict:
 DONE = "data: [DONE]\n\n"
 
 
-def test_a_stream_becomes_deltas_and_usage():
+def call(index: int, **function: str) -> dict:
+    return {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": index, "function": function}]}}]}
+
+
+END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
+
+
+def test_a_stream_becomes_deltas_and_a_reply():
     usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
     client = client_of(
-        piece(role="assistant"),
-        ": keep-alive\n\n",
-        piece(reasoning_content="hm"),
-        piece(content="é"),
-        usage,
-        DONE,
+        *(piece(role="assistant"), ": keep-alive\n\n", piece(reasoning_content="hm"), piece(content="é")),
+        *(call(0, name="f", arguments=""), call(0, arguments='{"a'), call(0, arguments='": 1}')),
+        *(call(1, name="g", arguments="{}"), END, usage, DONE),
     )
-    assert list(client.stream("m", [])) == [Delta("hm", True), Delta("é", False)]
-    assert client.usage == {"prompt_tokens": 3, "completion_tokens": 2}
+    assert list(client.stream("m", [])) == [
+        *(Delta("hm", "thinking"), Delta("é")),
+        *(Delta("f", "call"), Delta('{"a', "call"), Delta('": 1}', "call")),
+        *(Delta("g", "call", 1), Delta("{}", "call", 1)),
+    ]
+    assert client.reply.usage == {"prompt_tokens": 3, "completion_tokens": 2}
+    message = client.reply.message()
+    assert (message["content"], message["reasoning_content"]) == ("é", "hm")
+    assert [c["function"] for c in message["tool_calls"]] == [
+        {"name": "f", "arguments": '{"a": 1}'},
+        {"name": "g", "arguments": "{}"},
+    ]
     assert client.requests[0]["stream_options"] == {"include_usage": True}
+
+
+def test_a_call_that_is_not_whole_stays_out_of_the_history():
+    client = client_of(piece(content="I call"), call(0, name="f", arguments='{"a'), DONE)
+    list(client.stream("m", []))
+    assert client.reply.message() == {"role": "assistant", "content": "I call"}
+
+
+@given(st.text(), st.integers(1, 5))
+def test_lines_survive_any_cut(text: str, size: int) -> None:
+    """CASES 45; and characters that some take for the end of a line, as U+2028, are none."""
+    text = text.replace("\n", "").replace("\r", "").encode("utf-8", "replace").decode()
+    stream = f"data: {text}\r\n\ndata: {text}\n\n".encode()
+    parts = [stream[i : i + size] for i in range(0, len(stream), size)]
+    assert list(lines(parts)) == [f"data: {text}", "", f"data: {text}", ""]
+
+
+def test_half_a_character_is_replaced():
+    client = client_of(piece(content="a\ud83d"), DONE)
+    assert list(client.stream("m", [])) == [Delta("a\N{REPLACEMENT CHARACTER}")]
 
 
 @pytest.mark.parametrize(
     ("client", "message"),
     [
         (client_of(piece(content="a")), "broke the answer off"),
+        (client_of("data: {\n\n"), "not JSON"),
         (client_of(piece(content="a"), {"error": {"message": "the engine died"}}), "the engine died"),
         (client_of(status=400, body='{"error": {"message": "too long"}}'), "^too long$"),
         (client_of(status=502, body="<html>"), "the server answered 502: <html>"),
@@ -127,34 +188,116 @@ def test_what_goes_wrong_is_said(client, message):
 
 def test_a_server_that_is_not_there_is_named():
     with pytest.raises(ServerError, match=r"no server answers at http://127\.0\.0\.1:1;"):
-        ChatClient("http://127.0.0.1:1/v1").model_name()
+        ChatClient("http://127.0.0.1:1/v1").model()
 
 
-def chat_with(client: ChatClient, **options: object) -> Chat:
-    return Chat(Options(**options), client, Console(file=io.StringIO()))
+def chat_with(client: ChatClient, *results: str, **options: object) -> Chat:
+    chat = Chat(Options(**options), client, Console(file=io.StringIO()))
+    chat._read_line = typed(*results)
+    return chat
 
 
-def test_a_conversation_grows_and_is_reset():
-    chat = chat_with(client_of(piece(content="Hi"), DONE), system="Be brief.", temperature=0.5, max_tokens=9)
+def roles(messages: list[dict]) -> list[str]:
+    return [message["role"] for message in messages]
+
+
+def test_a_conversation_grows_and_is_cleared():
+    sampling = {"temperature": 0.5, "top_k": 3, "min_p": 0.1, "seed": 7, "max_tokens": 9}
+    chat = chat_with(client_of(piece(content="Hi"), DONE), system="Be brief.", think="off", **sampling)
     chat.answer("hello")
     chat.answer("again")
     first, second = chat.client.requests
-    assert (first["temperature"], first["max_tokens"]) == (0.5, 9)
-    assert [m["role"] for m in second["messages"]] == ["system", "user", "assistant", "user"]
-    chat.command("/reset")
+    assert {name: first[name] for name in sampling} == sampling
+    assert first["reasoning_effort"] == "none"
+    assert roles(second["messages"]) == ["system", "user", "assistant", "user"]
+    chat.command("/clear")
     assert chat.messages == [{"role": "system", "content": "Be brief."}]
+
+
+def test_the_system_message_and_thinking_can_change():
+    chat = chat_with(client_of(piece(content="Hi"), DONE))
+    chat.answer("hello")
+    chat.command("/system Be long.")
+    chat.command("/think high")
+    chat.answer("again")
+    request = chat.client.requests[-1]
+    assert roles(request["messages"]) == ["system", "user", "assistant", "user"]
+    assert request["reasoning_effort"] == "high"
+    chat.command("/system")
+    assert "Be long." in chat.console.file.getvalue()
+    chat.command('/system ""')
+    chat.command("/think")
+    chat.answer("and now")
+    request = chat.client.requests[-1]
+    assert "system" not in roles(request["messages"]) and "reasoning_effort" not in request
+
+
+def test_the_last_message_is_answered_again():
+    chat = chat_with(client_of(piece(content="Hi"), DONE))
+    chat.answer("one")
+    chat.answer("two")
+    chat.command("/retry")
+    first, *_, last = chat.client.requests
+    assert last["messages"] == [
+        *first["messages"],
+        {"role": "assistant", "content": "Hi"},
+        {"role": "user", "content": "two"},
+    ]
+    assert roles(chat.messages) == ["user", "assistant"] * 2
+
+
+def test_a_conversation_is_saved_and_loaded(tmp_path):
+    chat, path = chat_with(client_of(piece(content="Hé"), DONE)), tmp_path / "talk.json"
+    chat.answer("hello")
+    chat.command(f"/save {path}")
+    other = chat_with(client_of())
+    other.command(f"/load {path}")
+    assert other.messages == chat.messages == json.loads(path.read_text("utf-8"))
+
+
+def test_figures_of_the_last_answer():
+    timings = {"prompt_per_second": 50.0, "predicted_per_second": 12.5}
+    usage = {"prompt_tokens": 30, "completion_tokens": 5, "prompt_tokens_details": {"cached_tokens": 20}}
+    chat = chat_with(
+        client_of(piece(content="Hi") | {"timings": timings}, {"choices": [], "usage": usage}, DONE)
+    )
+    chat.answer("hello")
+    chat.command("/stats")
+    shown = chat.console.file.getvalue()
+    assert "30 tokens, 20 of them cached, 50.0 tokens/s" in shown and "5 tokens, 12.5 tokens/s" in shown
+
+
+def test_calls_get_their_results_from_the_person(tmp_path):
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "f"}}]')
+    chat = chat_with(client_of(call(0, name="f", arguments="{}"), END, DONE), "4", tools=tools)
+    chat.answer("ask")  # the second call gets no result: the message and all that came of it is dropped
+    first, second = chat.client.requests
+    assert first["tools"] == second["tools"] == json.loads(tools.read_text())
+    assert roles(second["messages"]) == ["user", "assistant", "tool"]
+    assert second["messages"][-1]["content"] == "4"
+    assert chat.messages == []
+
+
+def test_what_is_piped_in_is_one_message(capsys):
+    chat = chat_with(client_of(piece(reasoning_content="hm"), piece(content="Yes\n"), DONE))
+    chat.once("line\nline")
+    assert chat.client.requests[0]["messages"] == [{"role": "user", "content": "line\nline"}]
+    assert chat.console.file.getvalue() == "Yes\n\n"
+    assert capsys.readouterr().err == "thinking\nhm\n"
 
 
 def test_an_unanswered_message_is_forgotten():
     chat = chat_with(client_of(status=400, body='{"error": {"message": "too long"}}'))
-    chat.answer("hello")
+    with pytest.raises(ServerError, match="too long"):
+        chat.answer("hello")
     assert chat.messages == []
-    assert "too long" in chat.console.file.getvalue()
 
 
 def test_a_stopped_answer_keeps_what_was_shown(monkeypatch):
     def stopped(*arguments: object, **fields: object) -> Iterator[Delta]:
-        yield Delta("Once ", False)
+        chat.client.reply = Reply("Once ")
+        yield Delta("Once ")
         raise KeyboardInterrupt
 
     chat = chat_with(client_of())
@@ -163,10 +306,21 @@ def test_a_stopped_answer_keeps_what_was_shown(monkeypatch):
     assert chat.messages[-1] == {"role": "assistant", "content": "Once "}
 
 
-def test_unknown_commands_are_named():
-    chat = chat_with(client_of())
-    chat.command("/rset now")
-    assert "/rset is no command" in chat.console.file.getvalue()
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("/rset now", "/rset is no command"),
+        ("/think much", "off, low, medium, high"),
+        ("/retry", "nothing was asked"),
+        ("/stats", "no answer"),
+        ("/save", "is missing"),
+        ("/save /none/there", "cannot be written"),
+        ("/load /none/there", "cannot be read"),
+    ],
+)
+def test_what_a_command_lacks_is_said(command: str, words: str) -> None:
+    with pytest.raises(CommandError, match=words):
+        chat_with(client_of()).command(command)
 
 
 SCRIPT = [["Hel", "lo there."], ["Once ", {"sleep": 60}, "never"], ["Again."]]
@@ -202,7 +356,7 @@ def test_a_conversation_in_a_terminal(script, tmp_path):
         terminal.type(CTRL_C)  # at the prompt: says how to leave
         terminal.wait_for("/exit leaves")
         terminal.wait_for(">")
-        terminal.type("/reset\r")
+        terminal.type("/clear\r")
         terminal.wait_for("a new conversation")
         terminal.wait_for(">")
         terminal.type(CTRL_D)
@@ -216,7 +370,7 @@ def test_a_conversation_through_a_pipe(run_strata, script):
 
     answer = subprocess.run(
         [sys.executable, "-m", "strata", "chat", "--model", script],
-        input="hi\n/exit\n",
+        input="hi\nthere\n",
         capture_output=True,
         text=True,
         timeout=60,

@@ -20,7 +20,7 @@ def test_speeds_without_an_answer_are_zero():
 
 def test_a_stopwatch_passes_pieces_on():
     watch = Stopwatch()
-    pieces = [Delta("a", False), Delta("b", False)]
+    pieces = [Delta("a"), Delta("b")]
     assert list(watch.watch(pieces)) == pieces
     assert watch.start <= watch.first <= watch.last
 

@@ -1,11 +1,12 @@
 """A small client of Strata's own HTTP endpoints, for `strata chat` and `strata demo`."""
 
+import codecs
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import httpx
 
@@ -13,6 +14,7 @@ from strata.errors import StrataError
 
 # A server sends a keep-alive comment every few seconds, so silence this long means that it is gone.
 SILENCE_S = 120.0
+_SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
 class ServerError(StrataError):
@@ -21,10 +23,38 @@ class ServerError(StrataError):
 
 @dataclass(frozen=True, slots=True)
 class Delta:
-    """A piece of an answer as it arrives."""
+    """A piece of an answer as it arrives.
+
+    Args:
+        text: of the piece; of a call, its function's name, and then its arguments as they are written.
+        kind: thinking, the answer's own text, or a call of a function.
+        index: of the call among the answer's.
+    """
 
     text: str
-    thinking: bool  # part of the model's reasoning, not of its answer
+    kind: Literal["thinking", "content", "call"] = "content"
+    index: int = 0
+
+
+@dataclass(slots=True)
+class Reply:
+    """An answer as far as it has come."""
+
+    content: str = ""
+    thinking: str = ""
+    calls: list[dict[str, Any]] = field(default_factory=list)
+    finish_reason: str | None = None
+    usage: dict[str, Any] = field(default_factory=dict)
+    timings: dict[str, Any] = field(default_factory=dict)  # llama.cpp's, from servers that have them
+
+    def message(self) -> dict[str, Any]:
+        """The message for the history; calls are in it when they are whole."""
+        message: dict[str, Any] = {"role": "assistant", "content": self.content}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if self.calls and self.finish_reason == "tool_calls":
+            message["tool_calls"] = self.calls
+        return message
 
 
 class ChatClient:
@@ -33,6 +63,9 @@ class ChatClient:
     Args:
         url: where it listens, with or without `/v1`.
         api_key: sent as a bearer token when given.
+
+    Attributes:
+        reply: the last answer.
     """
 
     def __init__(self, url: str, api_key: str | None = None):
@@ -45,7 +78,7 @@ class ChatClient:
             timeout=httpx.Timeout(SILENCE_S, connect=10.0),
             trust_env=False,
         )
-        self.usage: dict[str, Any] = {}  # of the last answer that ended
+        self.reply = Reply()
 
     def __enter__(self) -> Self:
         return self
@@ -67,14 +100,14 @@ class ChatClient:
             raise ServerError(_message(response.status_code, response.text))
         return response.json()
 
-    def model_name(self) -> str:
-        """The first model that the server lists."""
+    def model(self) -> dict[str, Any]:
+        """The first model that the server lists; its name is the `id`."""
         models = self.get("/v1/models").get("data") or []
         if not models:
             raise ServerError(f"{self.url} serves no model")
-        return models[0]["id"]
+        return models[0]
 
-    def stream(self, model: str, messages: list[dict[str, str]], **fields: Any) -> Iterator[Delta]:
+    def stream(self, model: str, messages: list[dict[str, Any]], **fields: Any) -> Iterator[Delta]:
         """Ask for a chat completion and yield its pieces; closing the iterator cancels the request.
 
         Raises:
@@ -87,17 +120,18 @@ class ChatClient:
             "stream_options": {"include_usage": True},
         }
         body |= fields
+        self.reply = Reply()
         ended = False
         try:
             with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
                 if response.is_error:
                     response.read()
                     raise ServerError(_message(response.status_code, response.text))
-                for line in response.iter_lines():
+                for line in lines(response.iter_bytes()):
                     if line == "data: [DONE]":
                         ended = True
                     elif line.startswith("data:"):
-                        yield from self._deltas(json.loads(line[5:]))
+                        yield from self._deltas(_event(line[5:]))
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if not ended:
@@ -106,18 +140,58 @@ class ChatClient:
     def _deltas(self, event: dict[str, Any]) -> Iterator[Delta]:
         if "error" in event:
             raise ServerError(event["error"].get("message") or "the server failed")
-        self.usage = event.get("usage") or self.usage
+        reply = self.reply
+        reply.usage = event.get("usage") or reply.usage
+        reply.timings = event.get("timings") or reply.timings
         for choice in event.get("choices", ()):
             delta = choice.get("delta") or {}
-            if delta.get("reasoning_content"):
-                yield Delta(delta["reasoning_content"], thinking=True)
-            if delta.get("content"):
-                yield Delta(delta["content"], thinking=False)
+            if text := _whole(delta.get("reasoning_content")):
+                reply.thinking += text
+                yield Delta(text, "thinking")
+            if text := _whole(delta.get("content")):
+                reply.content += text
+                yield Delta(text)
+            for call in delta.get("tool_calls") or ():
+                yield from self._call(call)
+            reply.finish_reason = choice.get("finish_reason") or reply.finish_reason
+
+    def _call(self, delta: dict[str, Any]) -> Iterator[Delta]:
+        calls, function = self.reply.calls, delta.get("function") or {}
+        if delta["index"] == len(calls):
+            named = {"name": function.get("name") or "", "arguments": ""}
+            calls.append({"id": delta.get("id"), "type": "function", "function": named})
+            yield Delta(_whole(named["name"]), "call", delta["index"])
+        if text := _whole(function.get("arguments")):
+            calls[delta["index"]]["function"]["arguments"] += text
+            yield Delta(text, "call", delta["index"])
 
     def _unreachable(self, error: httpx.HTTPError) -> ServerError:
         if isinstance(error, httpx.ConnectError):
             return ServerError(f"no server answers at {self.url}; `strata serve` starts one")
         return ServerError(f"the connection to {self.url} broke: {error or type(error).__name__}")
+
+
+def lines(parts: Iterable[bytes]) -> Iterator[str]:
+    """The lines of an event stream, however its bytes were cut.
+
+    Not `iter_lines` of httpx, which also ends a line at characters that may stand in JSON, as U+2028.
+    """
+    decoder, rest = codecs.getincrementaldecoder("utf-8")("replace"), ""
+    for part in parts:
+        *whole, rest = (rest + decoder.decode(part)).split("\n")
+        yield from (line.removesuffix("\r") for line in whole)
+
+
+def _whole(text: str | None) -> str:
+    """`text` without halves of characters, which JSON can hold and no request may."""
+    return _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text or "")
+
+
+def _event(text: str) -> dict[str, Any]:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ServerError(f"the server sent an event that is not JSON: {text[:80]!r}") from error
 
 
 def _message(status: int, text: str) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Annotated, Union, get_args, get_origin
+from typing import Annotated, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le
 from pydantic import BaseModel, ConfigDict, Field
@@ -38,6 +38,7 @@ class Flag:
     name: str | None = None  # where the option's own name would be an awkward flag
 
 
+Think = Literal["off", "low", "medium", "high"]
 _ENGINE = ("serve", "demo", "chat")  # commands that start an engine
 
 
@@ -159,6 +160,39 @@ class Options(BaseModel):
         Field(
             ge=0, le=2, description="0 always takes the likeliest token; the server's default when not given."
         ),
+    ] = None
+    top_p: Annotated[
+        float | None,
+        Scope("chat"),
+        Field(ge=0, le=1, description="Only the likeliest tokens that together have this probability."),
+    ] = None
+    top_k: Annotated[
+        int | None, Scope("chat"), Field(ge=0, description="Only so many of the likeliest tokens; 0 for all.")
+    ] = None
+    min_p: Annotated[
+        float | None,
+        Scope("chat"),
+        Field(ge=0, le=1, description="Only tokens at least so likely as this part of the likeliest."),
+    ] = None
+    repetition_penalty: Annotated[
+        float | None,
+        Scope("chat"),
+        Field(ge=0.01, le=100, description="Above 1 makes what was said less likely to come again."),
+    ] = None
+    seed: Annotated[
+        int | None, Scope("chat"), Field(ge=0, description="Makes answers the same from run to run.")
+    ] = None
+    think: Annotated[
+        Think | None,
+        Scope("chat"),
+        Flag("LEVEL"),
+        Field(description="off, low, medium or high; left to the model's template when not given."),
+    ] = None
+    tools: Annotated[
+        Path | None,
+        Scope("chat"),
+        Flag("FILE.json"),
+        Field(description="OpenAI's list of tools; calls are shown, and you type what they give."),
     ] = None
     max_tokens: Annotated[
         int | None,

@@ -1,14 +1,18 @@
 """What `chat` and `demo` show: a model's text in a terminal, safely, and messages typed by a person."""
 
 import re
+import sys
 from collections.abc import Callable, Iterable
 
 from rich.console import Console
+from rich.segment import Segment, Segments
 
 from strata.client import Delta
 
 # A model's text must not move the cursor, rename the window or write to the clipboard (CWE-150).
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
+_STYLES = {"thinking": "dim", "content": "", "call": "cyan"}
+_LABELS = {"thinking": "thinking\n", "content": "", "call": "call "}
 
 
 def harmless(text: str) -> str:
@@ -16,40 +20,50 @@ def harmless(text: str) -> str:
     return _CONTROL.sub("", text)
 
 
-def show_answer(console: Console, deltas: Iterable[Delta], collected: list[str]) -> None:
-    """Print pieces as they come, thinking dimmed; the answer's own text also goes to `collected`.
+def show_answer(console: Console, deltas: Iterable[Delta], asides: Console | None = None) -> None:
+    """Print pieces as they come: exactly the model's characters, so that they can be copied.
 
-    `collected` is an argument and not a result, so that it holds what came when Ctrl+C ends the stream.
+    Args:
+        console: where the answer goes.
+        deltas: its pieces.
+        asides: where thinking and calls go; to `console` when not given. They begin with a line or word that
+            says what they are, as not every terminal has styles.
     """
-    thinking = False
+    last: tuple[Console, str, int] | None = None
     for delta in deltas:
-        if thinking and not delta.thinking:
-            console.print("\n")
-        thinking = delta.thinking
-        if not thinking:
-            collected.append(delta.text)
-        console.print(
-            harmless(delta.text),
-            end="",
-            style="dim" if thinking else None,
-            markup=False,
-            highlight=False,
-            emoji=False,
-            soft_wrap=True,
-        )
-    console.print()
+        place = console if delta.kind == "content" else asides or console
+        part, text = (place, delta.kind, delta.index), harmless(delta.text)
+        if part != last:
+            if last is not None:
+                _write(last[0], "\n\n" if place is last[0] else "\n")
+            _write(place, _LABELS[delta.kind], "dim")
+            text += " " if delta.kind == "call" else ""
+        last = part
+        _write(place, text, _STYLES[delta.kind])
+    _write(last[0] if last else console, "\n")
 
 
-def read_message(read_line: Callable[[str], str]) -> str:
+def _write(console: Console, text: str, style: str = "") -> None:
+    # As segments: of a text, `print` and `out` would make spaces of tabs.
+    console.print(Segments([Segment(text, console.get_style(style))]), end="", soft_wrap=True)
+
+
+def say(console: Console, text: str, style: str | None = None) -> None:
+    """Print a line as it is: brackets in it are no markup, numbers get no colours."""
+    console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
+
+
+def read_message(read_line: Callable[[str], str], prompt: str = "> ") -> str:
     """One message: a line, lines that end in a backslash and the next, or a block between triple quotes.
 
     Args:
         read_line: shows a prompt and returns a line without its newline, like `input`.
+        prompt: shown before the first line.
 
     Raises:
         EOFError: the input ended before the message began.
     """
-    line = read_line("> ")
+    line = read_line(prompt)
     lines: list[str] = []
     if line.lstrip().startswith('"""'):
         line = line.lstrip()[3:]
@@ -71,18 +85,22 @@ def read_message(read_line: Callable[[str], str]) -> str:
 
 
 def line_reader() -> Callable[[str], str]:
-    """`input` for a pipe; in a terminal, a prompt with history, editing and pasting of several lines."""
-    import sys
+    """A prompt with history, editing and pasting of several lines; Alt+Enter begins a new one.
 
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        return lambda prompt: _plain_line(sys.stdin)
+    Where the answers go into a file, a plain reader without a prompt, which would go there too.
+    """
+    if not sys.stdout.isatty():
+        return lambda prompt: _plain_line()
     from prompt_toolkit import PromptSession
+    from prompt_toolkit.key_binding import KeyBindings
 
-    return PromptSession().prompt
+    keys = KeyBindings()
+    keys.add("escape", "enter")(lambda event: event.current_buffer.insert_text("\n"))
+    return PromptSession(key_bindings=keys).prompt
 
 
-def _plain_line(stream) -> str:
-    line = stream.readline()
+def _plain_line() -> str:
+    line = sys.stdin.readline()
     if not line:
         raise EOFError
     return line.rstrip("\r\n")

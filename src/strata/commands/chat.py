@@ -1,43 +1,68 @@
 """`strata chat`: a conversation in the terminal, with a server of its own or a running one."""
 
+import json
+import sys
+from collections.abc import Callable
 from contextlib import closing
+from pathlib import Path
+from typing import Any, get_args
 
 from rich.console import Console
 
 from strata.client import ChatClient, ServerError
 from strata.commands.model_path import with_model_path
+from strata.errors import StrataError
 from strata.local_server import LocalServer
-from strata.options import Options
-from strata.terminal import line_reader, read_message, show_answer
+from strata.options import Options, Think
+from strata.terminal import line_reader, read_message, say, show_answer
 
 HELP = """\
-/reset   start a new conversation
-/help    this text
-/exit    leave, as Ctrl+D does
-A line that ends in \\ goes on in the next one; \"\"\" begins and ends a text of several lines.
+/system TEXT       set the system message; alone it shows it, "" removes it
+/think LEVEL       off, low, medium or high; alone it leaves thinking to the model
+/retry             answer the last message again
+/clear             start a new conversation
+/save FILE         write the conversation, as JSON of OpenAI's messages
+/load FILE         go on with one
+/stats             tokens and speed of the last answer
+/help              this text
+/exit              leave, as Ctrl+D does
+A line that ends in \\ goes on in the next one, as with Alt+Enter; \"\"\" begins and ends a longer text.
 Ctrl+C stops an answer."""
+# Options of `chat` that go into requests under their own names.
+_SAMPLING = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty", "seed", "max_tokens")
+
+
+class CommandError(StrataError):
+    """A command cannot be done as it was typed."""
 
 
 def run(options: Options) -> None:
-    """Talk until /exit or Ctrl+D."""
+    """Talk until /exit or Ctrl+D; what is piped in is one message, and its answer is all that is written."""
     console = Console()
     if options.url:
         with ChatClient(options.url, options.api_key) as client:
-            Chat(options, client, console).run()
+            _talk(Chat(options, client, console))
         return
     options = with_model_path(options)  # a download shows its own progress
     with LocalServer(options) as server:
-        with console.status("loading the model"):
+        with Console(stderr=True).status("loading the model"):
             url = server.wait_ready()
         with ChatClient(url) as client:
-            Chat(options, client, console, server).run()
+            _talk(Chat(options, client, console, server))
+
+
+def _talk(chat: "Chat") -> None:
+    if sys.stdin.isatty():
+        chat.run()
+    elif text := sys.stdin.read().strip():
+        chat.once(text)
 
 
 class Chat:
     """The conversation so far and the loop that extends it.
 
     Args:
-        options: system message and sampling.
+        options: system message, tools, thinking and sampling.
         client: speaks to the server.
         console: where answers go.
         server: the server when it is our own, to say why it ended.
@@ -46,67 +71,203 @@ class Chat:
     def __init__(
         self, options: Options, client: ChatClient, console: Console, server: LocalServer | None = None
     ):
-        self.options, self.client, self.console, self.server = options, client, console, server
-        self.model = client.model_name()
-        self.messages: list[dict[str, str]] = []
-        self.reset()
-
-    def reset(self) -> None:
-        """Forget everything but the system message."""
-        system = self.options.system
-        self.messages = [{"role": "system", "content": system}] if system else []
+        self.client, self.console, self.server = client, console, server
+        self.card = client.model()
+        self.think: Think | None = options.think
+        self.fields: dict[str, Any] = {
+            name: value for name in _SAMPLING if (value := getattr(options, name)) is not None
+        }
+        if options.tools is not None:
+            self.fields["tools"] = _read_list(options.tools, "tools")
+        self.messages: list[dict[str, Any]] = []
+        self._read_line: Callable[[str], str] = _nobody
+        if options.system:
+            self.system(options.system)
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/system": self.system,
+            "/think": self.set_think,
+            "/retry": self.retry,
+            "/clear": self.clear,
+            "/save": self.save,
+            "/load": self.load,
+            "/stats": self.stats,
+            "/help": lambda rest: say(self.console, HELP),
+        }
 
     def run(self) -> None:
         """Read messages and answer them until the person leaves."""
-        read_line = line_reader()
+        self._read_line = line_reader()
         if self.console.is_terminal:
-            title = f"{self.model}   /help lists the commands, Ctrl+D leaves"
-            self.console.print(title, style="bold", markup=False, highlight=False)
+            title = f"{self.card['id']}   /help lists the commands, Ctrl+D leaves"
+            say(self.console, title, style="bold")
         while True:
             try:
-                text = read_message(read_line).strip()
+                text = read_message(self._read_line).strip()
             except EOFError:
                 return
             except KeyboardInterrupt:
-                self.console.print("Ctrl+D or /exit leaves")
+                say(self.console, "Ctrl+D or /exit leaves")
                 continue
             if text == "/exit":
                 return
-            if text.startswith("/") and "\n" not in text:
-                self.command(text)
-            elif text:
-                self.answer(text)
+            try:
+                if text.startswith("/") and "\n" not in text:
+                    self.command(text)
+                elif text:
+                    self.answer(text)
+            except (CommandError, ServerError) as error:
+                if self.server and not self.server.alive:
+                    raise ServerError(self.server.obituary()) from error
+                say(self.console, f"{error}", style="red")
+
+    def once(self, text: str) -> None:
+        """Answer one message: the answer alone goes to standard output.
+
+        Raises:
+            ServerError: it did not come, or not in full.
+        """
+        self.messages.append({"role": "user", "content": text})
+        self._stream(asides=Console(stderr=True))
+
+    # --- commands -----------------------------------------------------------------------------------
 
     def command(self, text: str) -> None:
         """Do what a line that begins with a slash says."""
-        if text == "/reset":
-            self.reset()
-            self.console.print("a new conversation")
-        elif text == "/help":
-            self.console.print(HELP, markup=False, highlight=False)
+        name, _, rest = text.partition(" ")
+        if name not in self._commands:
+            raise CommandError(f"{name} is no command; /help lists them")
+        self._commands[name](rest.strip())
+
+    def system(self, text: str) -> None:
+        """Set, show or remove the system message."""
+        spoken = [m for m in self.messages if m["role"] != "system"]
+        if not text:
+            system = [m["content"] for m in self.messages if m["role"] == "system"]
+            say(self.console, "\n".join(system) or "there is no system message")
+        elif text == '""':
+            self.messages = spoken
         else:
-            self.console.print(f"{text.split()[0]} is no command; /help lists them", markup=False)
+            self.messages = [{"role": "system", "content": text}, *spoken]
+
+    def set_think(self, level: str) -> None:
+        """Choose how much the model thinks."""
+        if level and level not in get_args(Think):
+            raise CommandError(f"/think {level}: {', '.join(get_args(Think))} or nothing is expected")
+        self.think = level or None  # type: ignore[assignment]  # one of them
+        say(self.console, f"thinking: {level or 'as the model does'}")
+
+    def clear(self, rest: str) -> None:
+        """Forget everything but the system message."""
+        self.messages = [m for m in self.messages if m["role"] == "system"]
+        say(self.console, "a new conversation")
+
+    def retry(self, rest: str) -> None:
+        """Answer the last message of the person again."""
+        last = next((i for i, m in reversed([*enumerate(self.messages)]) if m["role"] == "user"), None)
+        if last is None:
+            raise CommandError("/retry: nothing was asked yet")
+        text = self.messages[last]["content"]
+        del self.messages[last:]
+        self.answer(text)
+
+    def save(self, path: str) -> None:
+        """Write the conversation."""
+        if not path:
+            raise CommandError("/save: the name of a file is missing")
+        text = json.dumps(self.messages, ensure_ascii=False, indent=1)
+        try:
+            Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
+        except OSError as error:
+            raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
+        say(self.console, f"{len(self.messages)} messages in {path}")
+
+    def load(self, path: str) -> None:
+        """Go on with a conversation that was saved."""
+        messages = _read_list(Path(path).expanduser(), "messages")
+        if not all(isinstance(m.get("role"), str) for m in messages):
+            raise CommandError(f"{path}: holds a message without a role")
+        self.messages = messages
+        say(self.console, f"{len(messages)} messages from {path}")
+
+    def stats(self, rest: str) -> None:
+        """Tokens and speed of the last answer."""
+        reply = self.client.reply
+        prompt, answer = reply.usage.get("prompt_tokens", 0), reply.usage.get("completion_tokens", 0)
+        if not reply.usage:
+            raise CommandError("/stats: there is no answer that came to its end yet")
+        cached = (reply.usage.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        context = f" of {length}" if (length := self.card.get("context_length")) else ""
+        read, written = (_speed(reply.timings, part) for part in ("prompt", "predicted"))
+        say(self.console, f"prompt   {prompt:7} tokens, {cached} of them cached{read}")
+        say(self.console, f"answer   {answer:7} tokens{written}")
+        say(self.console, f"context  {prompt + answer:7}{context} tokens")
+
+    # --- answers ------------------------------------------------------------------------------------
 
     def answer(self, text: str) -> None:
-        """Send `text`, show the answer, and keep both; of a stopped answer, what was shown of it.
+        """Send `text` and show the answer, and those to what its calls give.
+
+        Of an answer that is stopped, what was shown is kept.
 
         Raises:
-            ServerError: our own server has ended.
+            ServerError: there is no answer; the message is forgotten.
         """
+        begin = len(self.messages)
         self.messages.append({"role": "user", "content": text})
-        collected: list[str] = []
-        sampling = {"temperature": self.options.temperature, "max_tokens": self.options.max_tokens}
-        sampling = {name: value for name, value in sampling.items() if value is not None}
         try:
-            with closing(self.client.stream(self.model, self.messages, **sampling)) as deltas:
-                show_answer(self.console, deltas, collected)
+            while self._stream() and self._take_results():
+                pass
+        except (KeyboardInterrupt, EOFError):  # the results of calls will not come
+            say(self.console, "\nstopped", style="dim")
+        finally:
+            # Unanswered messages would stand beside the next one, which confuses templates.
+            if self.messages[-1]["role"] != "assistant" or "tool_calls" in self.messages[-1]:
+                del self.messages[begin:]
+
+    def _stream(self, asides: Console | None = None) -> bool:
+        """Show an answer and append it, as far as it comes; returns whether it came to its end."""
+        fields = self.fields
+        if self.think is not None:
+            fields = fields | {"reasoning_effort": "none" if self.think == "off" else self.think}
+        ended = False
+        try:
+            with closing(self.client.stream(self.card["id"], self.messages, **fields)) as deltas:
+                show_answer(self.console, deltas, asides)
+            ended = True
         except KeyboardInterrupt:
-            self.console.print("\n[dim]stopped[/dim]")
-        except ServerError as error:
-            if self.server and not self.server.alive:
-                raise ServerError(self.server.obituary()) from error
-            self.console.print(f"\n{error}", style="red", markup=False, highlight=False)
-        if collected:
-            self.messages.append({"role": "assistant", "content": "".join(collected)})
-        else:
-            self.messages.pop()  # unanswered: two user messages in a row would confuse the template
+            say(self.console, "\nstopped", style="dim")
+        finally:
+            if ended or self.client.reply.content:
+                self.messages.append(self.client.reply.message())
+        return ended
+
+    def _take_results(self) -> bool:
+        """Ask the person what the calls of the last answer give; returns whether there are any."""
+        calls = self.messages[-1].get("tool_calls", ())
+        for call in calls:
+            result = read_message(self._read_line, f"{call['function']['name']} gives> ")
+            self.messages.append({"role": "tool", "tool_call_id": call["id"], "content": result})
+        return bool(calls)
+
+
+def _nobody(prompt: str) -> str:
+    """Reads lines where nobody types."""
+    raise EOFError
+
+
+def _speed(timings: dict[str, Any], part: str) -> str:
+    rate = timings.get(f"{part}_per_second")
+    return f", {rate:.1f} tokens/s" if rate else ""
+
+
+def _read_list(path: Path, what: str) -> list[dict[str, Any]]:
+    """A list of objects from a JSON file."""
+    try:
+        items = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be read: {error.strerror}") from error
+    except ValueError as error:
+        raise CommandError(f"{path}: is not JSON: {error}") from error
+    if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
+        raise CommandError(f"{path}: is not a list of {what}")
+    return items

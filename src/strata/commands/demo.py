@@ -11,7 +11,7 @@ from strata.client import ChatClient, Delta
 from strata.commands.model_path import with_model_path
 from strata.local_server import LocalServer
 from strata.options import Options
-from strata.terminal import show_answer
+from strata.terminal import say, show_answer
 
 MAX_TOKENS = 200  # a short answer will do, and a model that never ends must not hold the demo
 
@@ -51,15 +51,15 @@ def run(options: Options) -> None:
         with console.status("loading the model"):
             url = server.wait_ready()
         with ChatClient(url) as client:
-            model = client.model_name()
+            model = client.model()["id"]
             say(console, f"{model} at {url}/v1\n", style="bold")
             say(console, f"> {options.question}\n", style="bold")
             watch = Stopwatch()
             messages = [{"role": "user", "content": options.question}]
             stream = client.stream(model, messages, max_tokens=MAX_TOKENS, temperature=0)
             with closing(stream) as deltas:
-                show_answer(console, watch.watch(deltas), [])
-            report(console, client.get("/health"), watch.speeds(*tokens_of(client.usage)))
+                show_answer(console, watch.watch(deltas))
+            report(console, client.get("/health"), watch.speeds(*tokens_of(client.reply.usage)))
         advise(console, url if options.stay else None)
         if options.stay:
             server.wait()
@@ -88,8 +88,3 @@ def advise(console: Console, url: str | None) -> None:
     say(console, "                      ./strata serve --model hf:owner/repo[:file]")
     if url:
         say(console, "\nServing until Ctrl+C.")
-
-
-def say(console: Console, text: str, style: str | None = None) -> None:
-    """Print a line as it is: brackets in it are no markup, numbers get no colours."""
-    console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
