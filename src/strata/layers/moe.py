@@ -68,10 +68,17 @@ class Experts:
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """float32 `[n, width]` -> float32 `[n, width]`."""
-        ids, shares = self.ops.route(self.ffn_gate_inp(x), self.expert_used_count, self.normalize)
+        ids, shares = self.route(self.ffn_gate_inp(x))
         self.counts.note(ids)
         out = self.ops.experts(x, ids, shares, self.weights.experts(self.experts))
         return out if self.shared is None else out + self.shared(x)
+
+    def route(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Router logits float32 `[n, experts]` -> experts int64 `[n, expert_used_count]` and their shares.
+
+        `engine/routing.py` puts others in its place.
+        """
+        return self.ops.route(logits, self.expert_used_count, self.normalize)
 
 
 def _stacks(weights: Weights, prefix: str, width: int, length: int, count: int) -> list[Stack]:

@@ -24,3 +24,18 @@ def route(logits: torch.Tensor, num_used: int, normalize: bool = True) -> tuple[
     if normalize:
         weights = weights / weights.sum(-1, keepdim=True)
     return experts, weights
+
+
+def shares_of(logits: torch.Tensor, experts: torch.Tensor, normalize: bool = True) -> torch.Tensor:
+    """The weights that `route` would give these experts, had it chosen them.
+
+    Args:
+        logits: float32 `[n, experts]`.
+        experts: int64 `[n, num_used]`.
+        normalize: as of `route`.
+
+    Returns:
+        float32 `[n, num_used]`.
+    """
+    weights = logits.softmax(-1).gather(-1, experts)
+    return weights / weights.sum(-1, keepdim=True) if normalize else weights
