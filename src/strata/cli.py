@@ -30,6 +30,10 @@ COMMANDS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
         (("reference", "REFERENCE", "hf:owner/repo[:file]"),),
     ),
     "doctor": ("Look at this machine, and at the kernels on its card and on others.", ()),
+    "plan": (
+        "Say what of a model would go where, on this machine or another, and how fast it would be.",
+        (("model", "MODEL", "a GGUF file, a folder, or a known model: qwen3.8-flash-next, ..."),),
+    ),
     "logits": ("Write the float32 logits of every position of a token list.", ()),
 }
 

@@ -49,7 +49,7 @@ class Options(BaseModel):
 
     config: Annotated[
         Path | None,
-        Scope("serve", "demo", "chat", "pull", "logits", "doctor"),
+        Scope("serve", "demo", "chat", "pull", "logits", "doctor", "plan"),
         Flag("FILE", env="STRATA_CONFIG", in_file=False),
         Field(description=f"Config file; {CONFIG_FILE} in the working directory when there is one."),
     ] = None
@@ -95,11 +95,13 @@ class Options(BaseModel):
         ),
     ] = None
     lanes: Annotated[
-        int, Scope("serve"), Field(ge=1, le=256, description="Requests that are answered at the same time.")
+        int,
+        Scope("serve", "plan"),
+        Field(ge=1, le=256, description="Requests that are answered at the same time."),
     ] = 4
     context: Annotated[
         int | None,
-        Scope(*_ENGINE),
+        Scope(*_ENGINE, "plan"),
         Flag("TOKENS"),
         Field(ge=16, description="Longest conversation in tokens; the model's own limit when not given."),
     ] = None
@@ -259,9 +261,74 @@ class Options(BaseModel):
         Flag(in_file=False),
         Field(description="With --compile: what is found becomes what is allowed."),
     ] = False
+    quant: Annotated[
+        str | None,
+        Scope("plan"),
+        Flag("NAME", in_file=False),
+        Field(min_length=1, description="Quantisation of a known model, e.g. iq3_xxs."),
+    ] = None
+    card: Annotated[
+        str | None,
+        Scope("plan"),
+        Flag("NAME", in_file=False),
+        Field(
+            description="Plan for this card instead of the machine's: 16g, `rtx 4090`, ...; `none` for none."
+        ),
+    ] = None
+    ram: Annotated[
+        str | None,
+        Scope("plan"),
+        Flag("SIZE", in_file=False),
+        Field(
+            pattern=r"^[1-9]\d{0,3}[gG]?$",
+            description="Plan for so many GiB of memory, e.g. 64g, not the machine's.",
+        ),
+    ] = None
+    cores: Annotated[
+        int | None,
+        Scope("plan"),
+        Flag(in_file=False),
+        Field(ge=1, le=1024, description="Plan for so many cores instead of the machine's."),
+    ] = None
+    memory_bandwidth: Annotated[
+        float | None,
+        Scope("plan"),
+        Flag("GB/S", in_file=False),
+        Field(ge=1, le=2000, description="Plan for memory that is read so fast."),
+    ] = None
+    hardware: Annotated[
+        Path | None,
+        Scope("plan"),
+        Flag("FILE.json", in_file=False),
+        Field(description="Plan for the machine that this file describes."),
+    ] = None
+    vram_budget_mib: Annotated[
+        int | None,
+        Scope("plan"),
+        Flag("MIB"),
+        Field(ge=0, description="Use at most so much of the card's memory; all that is free when not given."),
+    ] = None
+    vram_reserve_mib: Annotated[
+        int | None,
+        Scope("plan"),
+        Flag("MIB"),
+        Field(
+            ge=0, description="Leave so much of the card's memory free; 700 when not given, 300 below 8 GiB."
+        ),
+    ] = None
+    dense: Annotated[
+        Literal["as_stored", "q8_0"],
+        Scope("plan"),
+        Field(description="Float matrices on the card: as_stored, or q8_0, which changes text slightly."),
+    ] = "as_stored"
+    kv: Annotated[
+        Literal["f16", "int8"],
+        Scope("plan"),
+        Field(description="Keys and values on the card: f16, or int8, which changes text slightly."),
+    ] = "f16"
     as_json: Annotated[
         bool,
-        Scope("doctor"),
+        Scope("doctor", "plan"),
         Flag(in_file=False, name="json"),
         Field(description="Print JSON instead of a table."),
     ] = False

@@ -30,7 +30,7 @@ from strata.hardware.description import Card, Hardware
 MIB, GIB = 1 << 20, 1 << 30
 RESERVE, SMALL_RESERVE, SMALL_CARD = 700 * MIB, 300 * MIB, 8 * GIB  # FIELD.md A 2.2
 RUNTIME_VRAM = 500 * MIB  # driver's context, graphs, workspaces of libraries
-RUNTIME_RAM = 1536 * MIB  # Python, torch, and the card's runtime
+RUNTIME_RAM, CPU_RUNTIME_RAM = 1536 * MIB, 768 * MIB  # Python and torch, with and without a card's runtime
 CHECKPOINTS = 256 * MIB  # copies of recurrent states, of each lane; the engine's default
 # Per token and value of the residual, for a prompt's activations: the residual and its norm in float32, a
 # mixer's inputs and outputs, the rows of a token's experts.
@@ -181,9 +181,9 @@ def _ram_budget(hardware: Hardware, wishes: Wishes) -> int:
 def _plan_for_cpu(hardware: Hardware, model: ModelDescription, wishes: Wishes) -> Plan:
     budget, rates = _ram_budget(hardware, wishes), [rates_of(hardware, None, e) for e in (LOW, HIGH)]
     weights = model.dense_bytes + model.draft_bytes + model.all_expert_bytes
-    context = _context(model, wishes, "f32", budget - RUNTIME_RAM - weights)
+    context = _context(model, wishes, "f32", budget - CPU_RUNTIME_RAM - weights)
     parts = [
-        Part("runtime", "RAM", RUNTIME_RAM),
+        Part("runtime", "RAM", CPU_RUNTIME_RAM),
         Part("dense weights", "RAM", model.dense_bytes + model.draft_bytes),
         Part("experts", "RAM", model.all_expert_bytes),
         *_sequence_parts(model, wishes, "f32", context, "RAM"),

@@ -6,7 +6,7 @@ import pytest
 
 from strata.errors import StrataError
 from strata.formats.geometry import GEOMETRIES
-from strata.formats.mixes import MIXES, find_mix, tensors_of
+from strata.formats.mixes import find_mix, mixes_of, tensors_of
 
 # GB: all files (the n-gram table among them), and experts alone; MODELS.md 4.6 and 7.1, FIELD.md A 1.6 and
 # 2.1
@@ -61,7 +61,7 @@ def test_the_ngram_hash_is_the_models_own():
 
 def test_every_mix_knows_every_role():
     for geometry in GEOMETRIES.values():
-        for quant in MIXES[geometry.architecture]:
+        for quant in mixes_of(geometry):
             for tensor in tensors_of(geometry, find_mix(geometry, quant)).values():
                 assert tensor.num_bytes > 0
 

@@ -8,7 +8,7 @@ import torch
 
 from strata.errors import StrataError
 from strata.formats.geometry import GEOMETRIES, DeltaNet, Hyper
-from strata.formats.mixes import MIXES, find_mix
+from strata.formats.mixes import find_mix, mixes_of
 from strata.formats.quants import FORMATS
 from strata.formats.synthetic import SyntheticCheckpoint, random_blocks, write_gguf
 from strata.models import DecodedWeights, load_model, open_checkpoint
@@ -44,7 +44,7 @@ def test_weights_have_mean_zero_and_the_deviation_asked_for(format):
 
 @pytest.mark.parametrize("architecture", SMALLER)
 def test_a_made_up_model_loads_and_stays_of_order_one(architecture):
-    checkpoint = made_up(architecture, next(iter(MIXES[architecture])))
+    checkpoint = made_up(architecture, next(iter(mixes_of(SMALLER[architecture]))))
     model = load_model(DecodedWeights(checkpoint, cache_bytes=1 << 28))
     tokens = np.random.default_rng(0).integers(0, 300, 40).tolist()
     logits = model.forward(tokens, model.new_state(), all_logits=True)

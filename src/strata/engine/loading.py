@@ -5,14 +5,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+import psutil
 import torch
 
 from strata.engine.messages import ExpertLayout, MemoryPart
 from strata.errors import StrataError
 from strata.formats.checkpoint import Checkpoint
+from strata.formats.description import ModelDescription
+from strata.hardware.description import Cpu, Hardware, Ram
 from strata.hardware.memory import available_bytes
 from strata.layers.weights import Weights
 from strata.models import DecodedWeights, Model, load_model
+from strata.plan import SMALLEST_CONTEXT, Wishes, plan
 
 _TABLES = {
     "token_embd.weight": "token embedding",
@@ -88,7 +92,7 @@ def _load_native(checkpoint: Checkpoint, threads: int, report: Report) -> Loaded
     weights = PlaneWeights(checkpoint)
     model = load_model(weights)
     dense, experts = weights.matrix_bytes(), weights.expert_bytes()
-    _check_memory(checkpoint, weights, dense + experts)
+    _check_memory(checkpoint, isa(), threads)
     weights.load(report)
     kernels = f"{isa()}, {threads} thread{'s' * (threads > 1)}"
     memory = [MemoryPart("dense weights", "RAM", dense), MemoryPart("experts", "RAM", experts)]
@@ -96,14 +100,24 @@ def _load_native(checkpoint: Checkpoint, threads: int, report: Report) -> Loaded
     return Loaded(model, memory, kernels, _layout(model, "RAM"))
 
 
-def _check_memory(checkpoint: Checkpoint, weights: Weights, num_bytes: int) -> None:
-    free = available_bytes()
-    if num_bytes > free:
+def _check_memory(checkpoint: Checkpoint, native_isa: str, threads: int) -> None:
+    """Refuse a model that the planner sees no room for."""
+    hardware = Hardware(
+        cpu=Cpu(name="", cores=threads, isa=native_isa),
+        ram=Ram(total_bytes=psutil.virtual_memory().total, available_bytes=available_bytes() + _own_bytes()),
+    )
+    wishes = Wishes(context=SMALLEST_CONTEXT, use_card=False)
+    made = plan(hardware, ModelDescription.of_checkpoint(checkpoint), wishes)
+    if made.used("RAM") > made.ram_budget:
         raise StrataError(
-            f"{checkpoint.path}: its weights take {num_bytes / 2**30:.1f} GiB of memory, "
-            f"{free / 2**30:.1f} GiB are free. Close other programs or take a smaller quantisation; "
-            f"--reference reads weights from the file when they are needed, slowly."
+            f"{checkpoint.path}: does not fit. {made.reasons[0]}. Close other programs or take a smaller "
+            f"quantisation; --reference reads weights from the file when they are needed, slowly."
         )
+
+
+def _own_bytes() -> int:
+    """What this process holds already, which the planner counts as runtime."""
+    return psutil.Process().memory_info().rss
 
 
 def _tables(weights: Weights) -> list[MemoryPart]:

@@ -49,13 +49,18 @@ def tensors_of(geometry: Geometry, mix: Mix) -> dict[str, TensorInfo]:
     return infos
 
 
+def mixes_of(geometry: Geometry) -> Mapping[str, Mix]:
+    """The quantisations that a model comes in, by name."""
+    return _OF_MODEL.get(geometry.name) or _OF_ARCHITECTURE[geometry.architecture]
+
+
 def find_mix(geometry: Geometry, name: str) -> Mix:
     """The mix `name` of a geometry's architecture.
 
     Raises:
         StrataError: there is none; names those there are.
     """
-    known = MIXES[geometry.architecture]
+    known = mixes_of(geometry)
     mix = known.get(name.lower())
     if mix is None:
         raise StrataError(f"--quant {name}: {geometry.name} comes in {', '.join(known)}")
@@ -112,7 +117,7 @@ _QUANTISER = {
     "q4_k": _quantiser("Q4_K", "Q4_K", "Q4_K", "Q4_K", "Q4_K", "Q6_K"),
     "q8_0": _quantiser("Q8_0", "Q8_0", "Q8_0", "Q8_0", "Q8_0", "Q8_0"),
 }
-MIXES: dict[str, dict[str, Mix]] = {
+_OF_ARCHITECTURE: dict[str, dict[str, Mix]] = {
     "qwen3moe": _QUANTISER,
     "qwen3next": _QUANTISER,
     "qwen35moe": _QUANTISER,
@@ -125,10 +130,14 @@ MIXES: dict[str, dict[str, Mix]] = {
             ("IQ3_XXS",) * 4 + ("IQ3_S",), ("Q2_0",), "Q4_K", "Q5_K", ("Q4_K", "Q6_K", "Q5_K", "BF16")
         ),
         "iq3_s": _gsq(("IQ3_S", "IQ4_XS"), ("Q2_0",), "Q4_K", "Q5_K", ("Q4_K", "Q6_K", "Q5_K", "BF16")),
-        "iq1_m": _gsq(("IQ3_XXS",), ("IQ4_NL", "Q2_0"), "Q8_0", "Q8_0", ("Q6_K", "Q8_0", "Q8_0", "BF16")),
         "ud-iq1_s": _unsloth(("IQ1_S",) * 2 + ("IQ2_XXS",), ("IQ4_NL",), "Q5_K", "Q4_K"),
         "ud-iq3_xxs": _unsloth(("IQ3_XXS",), ("IQ4_NL",), "Q5_K", "Q4_K"),
         "ud-iq4_xs": _unsloth(("IQ3_S",) * 3 + ("IQ4_XS",), ("IQ4_NL",), "Q8_0", "Q6_K"),
         "ud-q4_k_xl": _unsloth(("Q4_K",), ("Q5_1",) * 9 + ("Q8_0",), "Q8_0", "Q8_0"),
     },
+}
+_OF_MODEL: dict[str, dict[str, Mix]] = {
+    "qwen3.8-flash-next-coder": {
+        "iq1_m": _gsq(("IQ3_XXS",), ("IQ4_NL", "Q2_0"), "Q8_0", "Q8_0", ("Q6_K", "Q8_0", "Q8_0", "BF16"))
+    }
 }
