@@ -48,6 +48,16 @@ def test_flag_beats_environment_beats_file_beats_default(tmp_path):
     assert load("serve", {"port": None}, tmp_path).port == 1234
 
 
+def test_options_tell_where_their_values_are_from(tmp_path):
+    config(tmp_path, "port = 1234\nlanes = 2\n")
+    options = load("serve", {"port": "9"}, tmp_path, STRATA_API_KEY="env")
+    assert options.origin("port") == "--port"
+    assert options.origin("lanes") == str(tmp_path / CONFIG_FILE)
+    assert options.origin("api_key") == "STRATA_API_KEY"
+    assert options.origin("threads") == "default"
+    assert options.model_copy(update={"model": "x"}).origin("port") == "--port"
+
+
 def test_config_file_may_be_named_by_flag_or_environment(tmp_path):
     other = tmp_path / "other.toml"
     other.write_text("lanes = 7")

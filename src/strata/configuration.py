@@ -43,10 +43,12 @@ def load_options(
     """
     mine = options_of(command)
     given = {name: value for name, value in flags.items() if value is not None}
+    origins = {name: flag_name(name) for name in given}
     for name in mine:
         variable = flag_of(name).env
         if variable and environment.get(variable) and name not in given:
             given[name] = _checked(name, environment[variable], variable)
+            origins[name] = variable
     for name, value in given.items():
         given[name] = _checked(name, value, flag_name(name))
     for name in mine:
@@ -56,8 +58,9 @@ def load_options(
     path = config or (cwd or Path.cwd()) / CONFIG_FILE
     if config or path.is_file():
         from_file = read_config(path)
-        given = {name: value for name, value in from_file.items() if name in mine} | given
-    return Options(**given)
+        from_file = {name: value for name, value in from_file.items() if name in mine}
+        given, origins = from_file | given, dict.fromkeys(from_file, str(path)) | origins
+    return Options(**given).with_origins(origins)
 
 
 def command_line(options: Options, command: str) -> list[str]:

@@ -10,7 +10,7 @@ from types import MappingProxyType, UnionType
 from typing import Annotated, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
 CONFIG_FILE = "strata.toml"
@@ -332,6 +332,22 @@ class Options(BaseModel):
         Flag(in_file=False, name="json"),
         Field(description="Print JSON instead of a table."),
     ] = False
+
+    _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)  # of values that are not the default
+
+    def origin(self, name: str) -> str:
+        """Where the value of option `name` is from: a flag, a variable, a file's path, or "default"."""
+        return self._origins.get(name, "default")
+
+    def with_origins(self, origins: Mapping[str, str]) -> "Options":
+        """The same options, told where the values come from that are not the default."""
+        options = self.model_copy()
+        options._origins = dict(origins)
+        return options
+
+    def __eq__(self, other: object) -> bool:
+        """Whether all values are equal, wherever they come from."""
+        return isinstance(other, Options) and dict(self) == dict(other)
 
 
 SCHEMA: Mapping[str, FieldInfo] = MappingProxyType(Options.model_fields)
