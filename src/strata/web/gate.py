@@ -97,7 +97,8 @@ def _with_headers(send: Send, scope: Scope) -> Send:
             headers = MutableHeaders(scope=message)
             headers["Content-Security-Policy"] = _POLICY.format(sockets=sockets)
             headers["X-Content-Type-Options"] = "nosniff"
-            headers["Referrer-Policy"] = "no-referrer"
+            # Not "no-referrer": with it a form's `Origin` would be "null".
+            headers["Referrer-Policy"] = "same-origin"
             headers["Cross-Origin-Opener-Policy"] = "same-origin"
             headers["Cross-Origin-Resource-Policy"] = "same-origin"
         await send(message)
