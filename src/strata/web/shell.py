@@ -1,11 +1,11 @@
 """What all pages have in common: the header with its navigation, light and dark, styles and scripts."""
 
 import html
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from nicegui import ui
+from nicegui import background_tasks, ui
 
 from strata import __version__
 from strata.serve.backend import Backend
@@ -30,22 +30,27 @@ class Page:
 
 
 @contextmanager
-def frame(page: Page, pages: Sequence[Page], backend: Backend) -> Iterator[ui.row]:
+def frame(
+    page: Page, pages: Sequence[Page], backend: Backend, own_files: Sequence[str] = ()
+) -> Iterator[ui.row]:
     """The shell around one page; what is made inside it becomes the page's content.
 
     Args:
         page: the one that is shown.
         pages: those of the navigation.
         backend: of the server, for the model's name.
+        own_files: styles and scripts among the static files that this page needs.
 
     Yields:
         the row at the start of the header, for buttons of the page's own.
     """
     version = html.escape(__version__)
-    ui.add_head_html(
-        f'<link rel="stylesheet" href="{files.URL}/strata.css?{version}">'
-        f'<script defer src="{files.URL}/strata.js?{version}"></script>'
-    )
+    for name in ("strata.css", "strata.js", *own_files):
+        url = f"{files.URL}/{name}?{version}"
+        is_style = name.endswith(".css")
+        ui.add_head_html(
+            f'<link rel="stylesheet" href="{url}">' if is_style else f'<script defer src="{url}"></script>'
+        )
     with ui.header().classes("strata-header"):
         start = ui.row().classes("strata-start")
         with ui.element("nav").props('aria-label="Pages"').classes("strata-nav"):
@@ -63,8 +68,21 @@ def icon_button(icon: str, label: str, on_click: Callable | None = None) -> ui.b
         .props("flat round dense")
         .classes("strata-icon-button")
     )
-    button.props["aria-label"] = label
-    return button.tooltip(label)
+    button.props["aria-label"] = button.props["title"] = label
+    return button
+
+
+def acting_on(element: ui.element, action: Callable[..., Coroutine]) -> Callable[..., None]:
+    """A handler of events that works in the place of `element`.
+
+    NiceGUI lets a handler work in the place of the element that sent the event, which is gone when the
+    handler shows a list anew that the element was in.
+    """
+
+    def handle(*arguments: object) -> None:
+        background_tasks.create(action(*arguments), context=element)
+
+    return handle
 
 
 def _navigation_link(page: Page, current: bool) -> None:

@@ -28,6 +28,32 @@ const strata = {
       button.querySelector(".q-icon").textContent = strata.themes[name].icon;
     }
   },
+
+  async copy(text) {
+    try {
+      await navigator.clipboard.writeText(text);
+    } catch { // no permission, or a page that came over plain http from another machine
+      const field = Object.assign(document.createElement("textarea"), { value: text });
+      document.body.append(field);
+      field.select();
+      document.execCommand("copy");
+      field.remove();
+    }
+  },
 };
 
 document.addEventListener("DOMContentLoaded", () => strata.showTheme());
+
+document.addEventListener("click", async (event) => {
+  const link = event.target.closest(".strata-text a[href]");
+  if (link) { // a conversation must not be lost to a link, nor the site told where one came from
+    event.preventDefault();
+    if (link.getAttribute("href")) window.open(link.href, "_blank", "noopener,noreferrer");
+  }
+  const button = event.target.closest(".strata-copy");
+  if (button) {
+    await strata.copy(button.closest(".strata-code").querySelector("pre").textContent);
+    button.textContent = "Copied";
+    setTimeout(() => (button.textContent = "Copy"), 1500);
+  }
+});

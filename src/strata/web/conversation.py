@@ -1,0 +1,116 @@
+"""A conversation as the browser keeps it, and as the model is asked to go on with it."""
+
+import time
+import uuid
+from typing import Any, Literal
+
+import msgspec
+
+from strata.errors import StrataError
+
+TITLE_LENGTH = 60  # characters
+
+
+class Call(msgspec.Struct):
+    """A function that the model called; `arguments` is JSON text, `result` what the person says it gave."""
+
+    id: str
+    name: str
+    arguments: str = ""
+    result: str | None = None
+
+
+class Speed(msgspec.Struct, frozen=True):
+    """How an answer came about: tokens, and seconds of the server's clock."""
+
+    prompt_tokens: int
+    cached_tokens: int  # those of the prompt that needed no reading
+    answer_tokens: int
+    first_s: float  # from the request to its first token
+    per_second: float  # tokens of the answer; 0 where there is nothing to measure
+
+
+class Entry(msgspec.Struct):
+    """One message. What follows `content` belongs to the model's alone."""
+
+    role: Literal["user", "assistant"]
+    content: str = ""
+    thinking: str = ""
+    thinking_s: float = 0.0
+    calls: list[Call] = []
+    ending: str = ""  # how it ended, where that is not by itself: see `ENDINGS`
+    error: str = ""
+    speed: Speed | None = None
+
+    def messages(self) -> list[dict[str, Any]]:
+        """The entry in the words of `/v1/chat/completions`, with the results of its calls."""
+        message: dict[str, Any] = {"role": self.role, "content": self.content}
+        if self.thinking:
+            message["reasoning_content"] = self.thinking
+        if not self.calls:
+            return [message]
+        message["tool_calls"] = [
+            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
+            for call in self.calls
+        ]
+        results = [
+            {"role": "tool", "tool_call_id": call.id, "content": call.result or ""} for call in self.calls
+        ]
+        return [message, *results]
+
+
+ENDINGS = {
+    "stopped": "stopped by you",
+    "length": "ended at the limit of tokens",
+    "repetition": "ended because it repeated itself",
+    "gone": "stopped because no page showed it",
+}
+
+
+def new_id() -> str:
+    """An id that nobody can guess: who knows it can watch the answer."""
+    return uuid.uuid4().hex
+
+
+class Conversation(msgspec.Struct):
+    """Messages in turn, and how the model is asked: fields of `/v1/chat/completions`, and `system`."""
+
+    id: str = msgspec.field(default_factory=new_id)
+    title: str = ""
+    changed: float = msgspec.field(default_factory=time.time)
+    settings: dict[str, Any] = {}
+    entries: list[Entry] = []
+
+    def say(self, text: str) -> None:
+        """Add what the person says; the first words name the conversation."""
+        if not self.title:
+            line = " ".join(text.split())
+            self.title = line if len(line) <= TITLE_LENGTH else line[: TITLE_LENGTH - 1].rstrip() + "…"
+        self.entries.append(Entry("user", text))
+
+    def request(self, model: str) -> dict[str, Any]:
+        """The body of a chat request for the next answer."""
+        system = self.settings.get("system")
+        messages = [{"role": "system", "content": system}] if system else []
+        for entry in self.entries:
+            if entry.role == "user" or entry.content or entry.thinking or entry.calls:
+                messages += entry.messages()
+        fields = {name: value for name, value in self.settings.items() if name != "system"}
+        return {"model": model, "messages": messages} | fields
+
+
+def load(text: str) -> Conversation:
+    """A conversation that the browser kept.
+
+    Raises:
+        StrataError: it is not one, or is of another version.
+    """
+    try:
+        return msgspec.json.decode(text, type=Conversation)
+    except msgspec.DecodeError as error:
+        raise StrataError(f"this conversation cannot be read: {error}") from error
+
+
+def dump(conversation: Conversation) -> str:
+    """A conversation as JSON text."""
+    return msgspec.json.encode(conversation).decode()

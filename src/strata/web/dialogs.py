@@ -1,0 +1,30 @@
+"""Questions to the person."""
+
+from nicegui import ui
+
+
+async def confirm(text: str, yes: str) -> bool:
+    """Ask before something is lost; closing the dialog means no."""
+    with ui.dialog() as dialog, ui.card().classes("strata-dialog"):
+        ui.label(text)
+        _buttons(dialog, yes, lambda: dialog.submit(True))
+    answer = await dialog
+    dialog.delete()
+    return answer is True
+
+
+async def ask(label: str, value: str) -> str | None:
+    """Ask for a line of text; None if the person has not given one."""
+    with ui.dialog() as dialog, ui.card().classes("strata-dialog"):
+        field = ui.input(label, value=value).props("autofocus outlined dense maxlength=200")
+        field.on("keydown.enter", lambda: dialog.submit(field.value))
+        _buttons(dialog, "Save", lambda: dialog.submit(field.value))
+    answer = await dialog
+    dialog.delete()
+    return answer.strip() or None if answer else None
+
+
+def _buttons(dialog: ui.dialog, yes: str, on_yes) -> None:
+    with ui.row().classes("strata-dialog-buttons"):
+        ui.button("Cancel", on_click=dialog.close, color=None).props("flat no-caps")
+        ui.button(yes, on_click=on_yes).props("unelevated no-caps")

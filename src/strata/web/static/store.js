@@ -1,0 +1,73 @@
+// Conversations in the browser's IndexedDB: {id, title, changed, text}, where text is the JSON of all of it.
+"use strict";
+
+strata.store = {
+  PART: 200000, // UTF-16 units sent to the server at once
+
+  // The answer of a function below, or its error, in a form that survives the way to the server.
+  async call(name, ...args) {
+    try {
+      const value = await strata.store[name](...args);
+      return { value: value === undefined ? null : value };
+    } catch (error) {
+      return { error: String(error?.message || error) };
+    }
+  },
+
+  open() {
+    strata.store.opening ??= new Promise((resolve, reject) => {
+      const request = indexedDB.open("strata", 1);
+      request.onupgradeneeded = () => request.result.createObjectStore("conversations", { keyPath: "id" });
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => reject(request.error);
+    });
+    return strata.store.opening;
+  },
+
+  async request(mode, action) {
+    const store = (await strata.store.open()).transaction("conversations", mode).objectStore("conversations");
+    const request = action(store);
+    return new Promise((resolve, reject) => {
+      request.onsuccess = () => resolve(request.result);
+      request.onerror = () => reject(request.error);
+    });
+  },
+
+  async list(query) {
+    const words = query.toLowerCase().split(/\s+/).filter(Boolean);
+    const all = await strata.store.request("readonly", (store) => store.getAll());
+    const found = words.length ? all.filter((record) => strata.store.matches(record, words)) : all;
+    found.sort((a, b) => b.changed - a.changed);
+    return found.slice(0, 500).map(({ id, title, changed }) => ({ id, title, changed }));
+  },
+
+  matches(record, words) {
+    const said = JSON.parse(record.text).entries.map((entry) => entry.content);
+    const text = [record.title, ...said].join("\n").toLowerCase();
+    return words.every((word) => text.includes(word));
+  },
+
+  async part(id, start) {
+    const record = await strata.store.request("readonly", (store) => store.get(id));
+    if (!record) return "";
+    const end = start + strata.store.PART;
+    const splits = /[\ud800-\udbff]/.test(record.text.charAt(end - 1)); // a character of two units
+    return record.text.slice(start, splits ? end + 1 : end);
+  },
+
+  put(id, title, changed, text) {
+    return strata.store.request("readwrite", (store) => store.put({ id, title, changed, text }));
+  },
+
+  remove(id) {
+    return strata.store.request("readwrite", (store) => store.delete(id));
+  },
+
+  settings() {
+    return JSON.parse(localStorage.getItem("strata.settings") || "{}");
+  },
+
+  keepSettings(settings) {
+    localStorage.setItem("strata.settings", JSON.stringify(settings));
+  },
+};
