@@ -31,6 +31,13 @@ class Workspace:
         self.sums = torch.empty(sums, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)  # every launch leaves zeros
 
+    def reserve(self, sums: int, tiles: int) -> None:
+        """Make it at least this large, before anything works with it."""
+        if sums > self.sums.numel():
+            self.sums = self.sums.new_empty(sums)
+        if tiles > self.arrived.numel():
+            self.arrived = self.arrived.new_zeros(tiles)
+
     def require(self, sums: int, tiles: int) -> None:
         """Raise ValueError where the workspace is smaller than this."""
         if sums > self.sums.numel() or tiles > self.arrived.numel():

@@ -1,0 +1,177 @@
+"""A whole model on a card: what one step queues, from embeddings to logits."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from strata.card.feed_forward import CardExperts, CardFeedForward
+from strata.card.mixers import PAGE, CardDeltaNet, CardGatedAttention, Memory
+from strata.card.ngram import CardNgramMemory
+from strata.card.products import Activations, empty_quantized
+from strata.card.rows import Rows
+from strata.card.weights import CardWeights
+from strata.errors import UnsupportedModelError
+from strata.layers.block import HyperBlock
+from strata.layers.delta_net import DeltaNet
+from strata.layers.hyper_connection import HyperConnection
+from strata.layers.moe import Experts
+from strata.models.qwen4exp import Qwen4Exp
+from strata.ops.triton import hyper_connection
+from strata.ops.triton.float_matmul import Workspace
+from strata.ops.triton.hyper_connection import HyperConnectionWeights
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the host gives a step beside its `Rows`, on the card.
+
+    Args:
+        embedding: float32 `[rows, width]`, of the tokens.
+        ngrams: float32 `[rows, table width]`, what the n-gram table has for them; None without one.
+    """
+
+    embedding: torch.Tensor
+    ngrams: torch.Tensor | None
+
+
+class CardModel:
+    """`models.qwen4exp.Qwen4Exp` for windows and prompts of several lanes.
+
+    Args:
+        model: built on `weights`; its layers are read, not called.
+        weights: whose experts are loaded.
+        addresses: int64 `[layers with experts, experts]` on the card.
+        lanes: sequences that are kept at the same time.
+        context: most tokens of a sequence.
+        max_rows: of a step.
+        kv_type: float16 or int8, of keys and values.
+
+    Raises:
+        UnsupportedModelError: an architecture that does not run on a card yet.
+    """
+
+    def __init__(
+        self,
+        model: Qwen4Exp,
+        weights: CardWeights,
+        addresses: torch.Tensor,
+        lanes: int,
+        context: int,
+        max_rows: int,
+        kv_type: torch.dtype = torch.float16,
+    ):
+        if not isinstance(model, Qwen4Exp):
+            raise UnsupportedModelError(f"{model.config.architecture} does not run on a card yet")
+        self.model, self.weights, self.addresses = model, weights, addresses
+        self.lanes, self.context, self.max_rows = lanes, context, max_rows
+        device = weights.card.device
+        pages = -(-context // PAGE)
+        table = torch.arange(lanes * pages, dtype=torch.int32, device=device).view(lanes, pages)
+        self.memory = Memory(weights, Workspace(device, 1, 1), lanes, table, lanes * pages, kv_type)
+        self.counts = torch.zeros(addresses.shape, dtype=torch.int32, device=device)
+        self.block = next((b.mixer.block_size for b in model.blk if not isinstance(b.mixer, DeltaNet)), 0)
+        self._blocks = [self._block(block, model.blk) for block in model.blk]
+        self._ple = None if model.ple is None else CardNgramMemory(model.ple, self.memory)
+        self._output_hc = CardHyperConnection(model.output_hc, self.memory)
+        self._output = self.memory.product(model.output)
+
+    def _block(self, block: HyperBlock, blocks: Sequence[HyperBlock]) -> "CardHyperBlock":
+        addresses = counts = None
+        if isinstance(block.ffn, Experts):
+            key = block.ffn.experts
+            addresses, counts = self.addresses[key], self.counts[key]
+        return CardHyperBlock(block, self.memory, addresses, counts, self.max_rows)
+
+    def step(self, inputs: Inputs, rows: Rows) -> torch.Tensor:
+        """Queue the computation of all rows; returns their logits, float32 `[rows, vocab]`."""
+        streams = self.model.output_hc.streams
+        stream = Streams(inputs.embedding[:, None].expand(-1, streams, -1).contiguous())
+        for layer, block in enumerate(self._blocks):
+            if self._ple is not None and layer == self.model.ple_layer:
+                assert inputs.ngrams is not None
+                stream = Streams(self._ple(stream.written(), inputs.ngrams, rows))
+            stream = block(stream, rows)
+        _, x, _ = self._output_hc.read(stream)
+        return self._output(x)[0]
+
+    def reset(self, lane: int) -> None:
+        """Forget a lane's sequence."""
+        for block in self._blocks:
+            block.mixer.reset(lane)
+        if self._ple is not None:
+            self._ple.reset(lane)
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The residual streams, and what a block has put out and not yet been written to them.
+
+    Args:
+        residual: float32 `[rows, streams, width]`.
+        output: float32 `[rows, width]`.
+        inject: float32 `[rows, streams]`, how strongly `output` is to be added to each stream.
+    """
+
+    residual: torch.Tensor
+    output: torch.Tensor | None = None
+    inject: torch.Tensor | None = None
+
+    def written(self) -> torch.Tensor:
+        """The streams with the output added."""
+        if self.output is None or self.inject is None:
+            return self.residual
+        return self.residual + self.output[:, None] * self.inject[:, :, None]
+
+
+class CardHyperConnection:
+    """`layers.hyper_connection.HyperConnection`."""
+
+    def __init__(self, module: HyperConnection, memory: Memory):
+        below = [module.down] if module.inject is None else [module.down, module.inject]
+        weights = memory.weights
+        self._workspace = memory.workspace
+        self._weights = HyperConnectionWeights(
+            weights.get(module.norm),
+            weights.stack_floats(below),
+            weights.stack_floats([module.up]),
+            module.streams,
+            module.epsilon,
+        )
+        self._workspace.reserve(*self._weights.workspace_size())
+
+    def read(self, streams: Streams) -> tuple[torch.Tensor, Activations, torch.Tensor]:
+        """The streams written to, a block's input, and its `inject`."""
+        quantized = None
+        if self._weights.width % 128 == 0:
+            quantized = empty_quantized(streams.residual[:, 0])
+        residual, x, inject = hyper_connection.read(
+            streams.residual, self._weights, self._workspace, streams.output, streams.inject, quantized
+        )
+        return residual, Activations(x, quantized), inject
+
+
+class CardHyperBlock:
+    """`layers.block.HyperBlock`; its last output is written by whoever reads the streams next."""
+
+    def __init__(
+        self,
+        block: HyperBlock,
+        memory: Memory,
+        addresses: torch.Tensor | None,
+        counts: torch.Tensor | None,
+        max_rows: int,
+    ):
+        self._hc_attn = CardHyperConnection(block.hc_attn, memory)
+        self._hc_ffn = CardHyperConnection(block.hc_ffn, memory)
+        kind = CardDeltaNet if isinstance(block.mixer, DeltaNet) else CardGatedAttention
+        self.mixer = kind(block.mixer, memory)
+        if isinstance(block.ffn, Experts):
+            self.ffn = CardExperts(block.ffn, memory, addresses, counts, max_rows)
+        else:
+            self.ffn = CardFeedForward(block.ffn, memory)
+
+    def __call__(self, streams: Streams, rows: Rows) -> Streams:
+        residual, x, inject = self._hc_attn.read(streams)
+        residual, x, inject = self._hc_ffn.read(Streams(residual, self.mixer(x, rows), inject))
+        return Streams(residual, self.ffn(x, rows), inject)

@@ -1,0 +1,49 @@
+"""The rows that a step computes, as the card's kernels read them."""
+
+from dataclasses import dataclass, field
+
+import torch
+
+from strata.layers.rotary import Rotary
+from strata.ops.triton.rotary import angles
+
+
+@dataclass(slots=True)
+class Rows:
+    """What all layers of a step share, at addresses that a captured graph remembers.
+
+    Args:
+        lane: int32 `[rows]`, whose a row is; -1: nobody's.
+        position: int32 `[rows]`.
+        accepted: int32 `[lanes]`, how many of a lane's rows in the window before stand (`ops.triton.lanes`).
+        commit: the rows stand, as a prompt's do.
+        rotary: of the model.
+        block: tokens of a block of sparse attention; 0 where there is none.
+
+    Attributes:
+        rope: cosines and sines of the positions, float32 `[rows, pairs]` each.
+        block_rope: those of the first token of a block that ends at the row.
+    """
+
+    lane: torch.Tensor
+    position: torch.Tensor
+    accepted: torch.Tensor
+    commit: bool
+    rotary: Rotary
+    block: int = 0
+    rope: tuple[torch.Tensor, torch.Tensor] = field(init=False)
+    block_rope: tuple[torch.Tensor, torch.Tensor] = field(init=False)
+
+    def __post_init__(self) -> None:
+        inv_freq = self.rotary.inv_freq.to(self.lane.device)
+        self.rope = self._angles(inv_freq, 0)
+        self.block_rope = self._angles(inv_freq, self.block - 1) if self.block else self.rope
+
+    def _angles(self, inv_freq: torch.Tensor, back: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (len(self), inv_freq.numel())
+        cos, sin = (torch.empty(shape, device=self.lane.device) for _ in range(2))
+        angles(self.position, inv_freq, self.rotary.attention_factor, cos, sin, back)
+        return cos, sin
+
+    def __len__(self) -> int:
+        return self.lane.numel()

@@ -1,0 +1,74 @@
+"""Between the products of a feed-forward layer, and the sum of experts and the shared one."""
+
+import torch
+import triton
+import triton.language as tl
+
+from strata.ops.triton.activation import swiglu as _swiglu
+from strata.ops.triton.quantize import quantize_blocks
+
+BLOCK = 128  # activations that share a scale
+
+
+@triton.jit
+def _swiglu_kernel(gate, up, out, codes, scales, gate_stride, up_stride, LENGTH: tl.constexpr,
+                   BLOCK: tl.constexpr):  # fmt: skip
+    """A program is a block of a row."""
+    block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    column = block * BLOCK + tl.arange(0, BLOCK)
+    mask = column < LENGTH
+    y = _swiglu(
+        tl.load(gate + row * gate_stride + column, mask, other=0.0),
+        tl.load(up + row * up_stride + column, mask, other=0.0),
+    )
+    tl.store(out + row * LENGTH + column, y, mask)
+    code, scale = quantize_blocks(y)
+    tl.store(codes + row * LENGTH + column, code, mask)
+    tl.store(scales + row * ((LENGTH + BLOCK - 1) // BLOCK) + block + tl.arange(0, 1), scale)
+
+
+def swiglu(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor]]:
+    """`silu(gate) * up`, float32 and quantised for the product that follows.
+
+    Args:
+        gate, up: float32 `[rows, length]`; rows may lie apart.
+
+    Returns:
+        float32 `[rows, length]`, and its int8 codes and float32 scales `[rows, ceil(length / 128)]`.
+    """
+    rows, length = gate.shape
+    blocks = triton.cdiv(length, BLOCK)
+    out = gate.new_empty(rows, length)
+    codes = torch.empty(rows, length, dtype=torch.int8, device=gate.device)
+    scales = gate.new_empty(rows, blocks)
+    _swiglu_kernel[(blocks, rows)](
+        gate, up, out, codes, scales, gate.stride(0), up.stride(0), LENGTH=length, BLOCK=BLOCK,
+        num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+    return out, (codes, scales)
+
+
+@triton.jit
+def _add_kernel(x, y, share, out, y_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = column < WIDTH
+    value = tl.load(x + row * WIDTH + column, mask, other=0.0)
+    value += tl.load(share + row) * tl.load(y + row * y_stride + column, mask, other=0.0)
+    tl.store(out + row * WIDTH + column, value, mask)
+
+
+def add_shared(x: torch.Tensor, y: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
+    """`x + share * y`, product and sum each rounded.
+
+    Args:
+        x: float32 `[rows, width]`, contiguous.
+        y: float32 `[rows, width]`; rows may lie apart.
+        share: float32 `[rows]`.
+    """
+    rows, width = x.shape
+    out = torch.empty_like(x)
+    _add_kernel[(triton.cdiv(width, 1024), rows)](
+        x, y, share, out, y.stride(0), WIDTH=width, BLOCK=1024, num_warps=4, enable_fp_fusion=False
+    )
+    return out
