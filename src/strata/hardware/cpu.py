@@ -10,6 +10,8 @@ from pathlib import Path, PurePosixPath
 
 import psutil
 
+from strata.hardware.sysfs import read_number, read_text
+
 ATOM_WORK = (
     0.65  # what an Intel efficiency core does at the clock of a performance core, with 256-bit integers
 )
@@ -64,12 +66,12 @@ def _counted_cores(affinity: set[int] | None) -> list[Core]:
 
 def _linux_cores(root: Path, affinity: set[int] | None) -> list[Core]:
     cpu_dir = root / "sys/devices/system/cpu"
-    present = parse_cpu_list(_read(cpu_dir / "online"))
+    present = parse_cpu_list(read_text(cpu_dir / "online"))
     usable = present if affinity is None else present & affinity
     siblings: dict[frozenset[int], list[int]] = {}
     for cpu in sorted(usable):
         topology = cpu_dir / f"cpu{cpu}/topology"
-        names = _read(topology / "core_cpus_list") or _read(topology / "thread_siblings_list")
+        names = read_text(topology / "core_cpus_list") or read_text(topology / "thread_siblings_list")
         siblings.setdefault(frozenset(parse_cpu_list(names) or {cpu}), []).append(cpu)
     work = _work_of_cpus(root, sorted(usable))
     cpus_of_cores = list(siblings.values())
@@ -82,13 +84,13 @@ def _work_of_cpus(root: Path, cpus: list[int]) -> dict[int, float]:
     """What each CPU does in a given time, in a unit of its own; 1 for all where that is unknown."""
     cpu_dir = root / "sys/devices/system/cpu"
     # The scheduler's own measure: on ARM always there, on hybrid x86 since Linux 6.12.
-    capacity = [_number(cpu_dir / f"cpu{cpu}/cpu_capacity") for cpu in cpus]
+    capacity = [read_number(cpu_dir / f"cpu{cpu}/cpu_capacity") for cpu in cpus]
     if all(capacity) and len(set(capacity)) > 1:
         return dict(zip(cpus, capacity, strict=True))
-    clock = [_number(cpu_dir / f"cpu{cpu}/cpufreq/cpuinfo_max_freq") for cpu in cpus]
+    clock = [read_number(cpu_dir / f"cpu{cpu}/cpufreq/cpuinfo_max_freq") for cpu in cpus]
     if not all(clock):
         clock = [1.0] * len(cpus)
-    atoms = parse_cpu_list(_read(root / "sys/bus/event_source/devices/cpu_atom/cpus"))
+    atoms = parse_cpu_list(read_text(root / "sys/bus/event_source/devices/cpu_atom/cpus"))
     return {cpu: hz * (ATOM_WORK if cpu in atoms else 1) for cpu, hz in zip(cpus, clock, strict=True)}
 
 
@@ -96,9 +98,9 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
     """CPUs whose time this process may use, by the tightest of the cgroups it is in; None without a limit."""
     limits = []
     for folder in _cgroup_folders(root):
-        quota, _, period = _read(folder / "cpu.max").partition(" ")  # version 2
+        quota, _, period = read_text(folder / "cpu.max").partition(" ")  # version 2
         if not period:
-            quota, period = _read(folder / "cpu.cfs_quota_us"), _read(folder / "cpu.cfs_period_us")
+            quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period):  # not "max", not -1
             limits.append(int(quota) / int(period))
     return min(limits, default=None)
@@ -107,11 +109,11 @@ def cpu_quota(root: Path = Path("/")) -> float | None:
 def _cgroup_folders(root: Path) -> list[Path]:
     """The folders that may limit this process's CPU time, from its cgroups up to where they are mounted."""
     groups = {}  # controllers -> path in the hierarchy; "" for version 2
-    for line in _read(root / "proc/self/cgroup").splitlines():
+    for line in read_text(root / "proc/self/cgroup").splitlines():
         _, controllers, path = line.split(":", 2)
         groups[controllers] = path
     folders = []
-    for line in _read(root / "proc/self/mountinfo").splitlines():
+    for line in read_text(root / "proc/self/mountinfo").splitlines():
         before, _, after = line.partition(" - ")
         kind, _, options = after.split(" ", 2)
         mounted, mount_point = before.split()[3:5]
@@ -145,17 +147,3 @@ def parse_cpu_list(text: str) -> set[int]:
         if first.isdecimal():
             numbers.update(range(int(first), int(last or first) + 1))
     return numbers
-
-
-def _read(path: Path) -> str:
-    """A small file's text, stripped; "" where there is none."""
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return ""
-
-
-def _number(path: Path) -> float:
-    """The number in a file; 0 where there is none."""
-    text = _read(path)
-    return float(text) if text.isdecimal() else 0.0

@@ -4,6 +4,8 @@ from pathlib import Path
 
 import psutil
 
+from strata.hardware.sysfs import read_fields, read_number
+
 _CGROUP = Path("/sys/fs/cgroup")
 
 
@@ -17,25 +19,13 @@ def available_bytes(cgroup: Path = _CGROUP) -> int:
         ("memory.max", "memory.current", "memory.stat"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
     ):
-        limit, used = _number(cgroup / limit_file), _number(cgroup / usage_file)
+        limit, used = read_number(cgroup / limit_file), read_number(cgroup / usage_file)
         if limit is not None and used is not None:
             # Cached files count as used, and are given up when memory is asked for.
             free = min(free, max(0, limit - used + _inactive_file(cgroup / stat_file)))
     return free
 
 
-def _number(path: Path) -> int | None:
-    """The number in a file; None where the file is missing or says `max`."""
-    try:
-        return int(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
 def _inactive_file(path: Path) -> int:
-    try:
-        lines = path.read_text().splitlines()
-    except OSError:
-        return 0
-    fields = dict(line.split(maxsplit=1) for line in lines if " " in line)
-    return int(fields.get("total_inactive_file", fields.get("inactive_file", 0)))
+    fields = read_fields(path)
+    return fields.get("total_inactive_file", fields.get("inactive_file", 0))
