@@ -243,6 +243,15 @@ class Options(BaseModel):
         Flag(in_file=False),
         Field(description="Compare the kernels with their reference, on the card at hand."),
     ] = False
+    measure: Annotated[
+        bool,
+        Scope("doctor"),
+        Flag(in_file=False),
+        Field(
+            description="Measure memory, cards, and the working directory's disk, for which 512 MiB are "
+            "written there and deleted."
+        ),
+    ] = False
     targets: Annotated[
         str | None,
         Scope("doctor"),
@@ -300,7 +309,7 @@ class Options(BaseModel):
         Path | None,
         Scope("plan"),
         Flag("FILE.json", in_file=False),
-        Field(description="Plan for the machine that this file describes."),
+        Field(description="Plan for the machine that this file describes: `hardware` of doctor --json."),
     ] = None
     vram_budget_mib: Annotated[
         int | None,

@@ -1,5 +1,7 @@
 """`strata plan`: what of a model would go where, and how fast it would be, before anything is loaded."""
 
+from pathlib import Path
+
 import msgspec
 from rich.console import Console
 from rich.table import Table
@@ -64,9 +66,10 @@ def _hardware(options: Options) -> Hardware:
             return Hardware.from_json(options.hardware.read_bytes())
         except OSError as error:
             raise StrataError(f"{options.hardware}: cannot be read: {error.strerror}") from error
+    from strata.commands.doctor.facts import native_isa
     from strata.hardware.machine import this_machine
 
-    hardware = this_machine()
+    hardware = this_machine(Path.cwd(), native_isa()[0])
     changed = {}
     if options.card is not None:
         changed["cards"] = () if options.card.lower() == "none" else (known_card(options.card),)

@@ -1,4 +1,4 @@
-"""How much memory this process may still take."""
+"""How much memory there is for this process, and how much of it is left."""
 
 from pathlib import Path
 
@@ -7,6 +7,12 @@ import psutil
 from strata.hardware.sysfs import read_fields, read_number
 
 _CGROUP = Path("/sys/fs/cgroup")
+
+
+def total_bytes(cgroup: Path = _CGROUP) -> int:
+    """What the machine has, or the container's limit where that is less; `cgroup` as below."""
+    limits = (read_number(cgroup / name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
+    return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
 
 
 def available_bytes(cgroup: Path = _CGROUP) -> int:

@@ -1,11 +1,10 @@
-"""`strata doctor`: whether the kernels are right on this machine's card and on others."""
+"""`strata doctor`: what this machine is, and whether the kernels are right on it and on others."""
 
-from strata.errors import StrataError
 from strata.options import Options
 
 
 def run(options: Options) -> None:
-    """Compile the kernels, or compare them with their reference.
+    """Look at the machine; with `--compile` or `--kernels`, at the kernels instead.
 
     Raises:
         StrataError: a kernel does not compile, is over its budget, or disagrees with its reference.
@@ -15,5 +14,5 @@ def run(options: Options) -> None:
     elif options.kernels:
         from strata.commands.doctor.kernels import run as look
     else:
-        raise StrataError("what to look at: --compile or --kernels")
+        from strata.commands.doctor.machine import run as look
     look(options)
