@@ -261,8 +261,8 @@ class Options(BaseModel):
     only: Annotated[
         str,
         Scope("doctor"),
-        Flag("PATTERN", in_file=False),
-        Field(description="With --compile or --kernels: what is called so; * and ? match anything."),
+        Flag("PATTERNS", in_file=False),
+        Field(description="With --compile or --kernels: what is called so, e.g. 'router*,*Q4_K 1'."),
     ] = "*"
     rewrite_budgets: Annotated[
         bool,

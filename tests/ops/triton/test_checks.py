@@ -15,6 +15,11 @@ def test_the_kernels_agree_with_their_reference(check: Check):
     assert not [outcome for outcome in outcomes if not outcome.passed]
 
 
+def test_what_is_registered_is_chosen_by_patterns():
+    assert [launch.name for launch in launches("doorbell,intrin*")] == ["doorbell", "intrinsics"]
+    assert [check.name for check in checks("door?ell")] == ["doorbell"] and not checks("door")
+
+
 def test_names_are_unique():
     for registered in (checks(), launches()):
         names = [item.name for item in registered]

@@ -1,6 +1,5 @@
 """`strata doctor --compile`: every launch of the kernels, compiled for every card."""
 
-import fnmatch
 import json
 import os
 from collections.abc import Sequence
@@ -27,7 +26,7 @@ def run(options: Options) -> None:
     from strata.ops.triton.proof.budgets import read_budgets
 
     targets = _chosen_targets(options.targets)
-    chosen = [launch for launch in launches() if fnmatch.fnmatchcase(launch.name, options.only)]
+    chosen = launches(options.only)
     if not chosen:
         raise StrataError(f"--only {options.only}: no launch is called so")
     results, missing = _compile(chosen, targets)
@@ -80,7 +79,7 @@ def _compile(chosen: Sequence, targets: Sequence) -> tuple[list, dict[str, str]]
     from strata.ops.triton.proof.compile_all import compile_all, lowered
 
     jobs = len(usable_cpus())
-    probe = next(launch for launch in launches() if launch.name == "intrinsics")
+    (probe,) = launches("intrinsics")
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("asking Triton for its targets", total=None)
         missing = lowered(targets, probe, jobs)

@@ -1,6 +1,5 @@
 """`strata doctor --kernels`: every kernel against its reference, on the card at hand."""
 
-import fnmatch
 import json
 from collections.abc import Sequence
 
@@ -24,7 +23,7 @@ def run(options: Options) -> None:
         raise StrataError("PyTorch finds no card here; `strata doctor` says why")
     from strata.ops.triton.catalog import checks
 
-    chosen = [check for check in checks() if fnmatch.fnmatchcase(check.name, options.only)]
+    chosen = checks(options.only)
     if not chosen:
         raise StrataError(f"--only {options.only}: no check is called so")
     device = torch.device("cuda")

@@ -8,6 +8,7 @@ A module in `checks/` tells of one group of kernels by two lists:
 It is found by being there.
 """
 
+import fnmatch
 import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
@@ -105,14 +106,18 @@ def meta(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
-def launches() -> list[Launch]:
-    """Every registered launch."""
-    return [launch for module in _modules() for launch in module.LAUNCHES]
+def launches(patterns: str = "*") -> list[Launch]:
+    """The registered launches whose names match one of some comma-separated patterns."""
+    return [launch for module in _modules() for launch in module.LAUNCHES if _matches(launch.name, patterns)]
 
 
-def checks() -> list[Check]:
-    """Every registered check."""
-    return [check for module in _modules() for check in module.CHECKS]
+def checks(patterns: str = "*") -> list[Check]:
+    """The registered checks whose names match one of some comma-separated patterns."""
+    return [check for module in _modules() for check in module.CHECKS if _matches(check.name, patterns)]
+
+
+def _matches(name: str, patterns: str) -> bool:
+    return any(fnmatch.fnmatchcase(name, pattern.strip()) for pattern in patterns.split(","))
 
 
 def _modules() -> list:
