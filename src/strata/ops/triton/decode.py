@@ -1,24 +1,17 @@
-"""Products of int8 activations with tiles of planes, for the kernels: docs/NUMERICS.md, "The product".
+"""Planes into integers, for the kernels (docs/NUMERICS.md, "The planes"): any shape, any quant format.
 
-A warp owns a tile of 16 rows. Its lanes lie along the words of a span, four rows in each lane, so that loads
-are 128 bits wide and neighbours; integers cross lanes (exactly), floats never do. For Triton to see it so,
-the rows of a tile are two axes of four, and everything that is loaded has all axes,
-
-    [R rows of activations, spans, words, 4, 4],
-
-activations too, of which four lanes load the same: a load of another shape would bring its own layout along.
+`tile` is the address of a tile of 16 rows as a pointer, or a tensor of them, `row` a row of the tile, and
+everything broadcasts: the kernels decide which thread decodes what.
 """
 
 import triton
 import triton.language as tl
 
-from strata.formats.quants.planes import QUANT_PLANES
-from strata.ops.triton.intrinsics import dot4, perm
-from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, plane_offset
+from strata.ops.triton.intrinsics import perm
+from strata.ops.triton.planes import TILE_ROWS, fact, plane_offset
 
 _ROWS = tl.constexpr(TILE_ROWS)
-_BLOCK = tl.constexpr(ACTIVATION_BLOCK)
-_ONES = tl.constexpr(0x01010101)
+ONES = tl.constexpr(0x01010101)
 
 
 def _word(values: tuple[int, ...]) -> tl.constexpr:
@@ -31,20 +24,8 @@ _IQ4_0, _IQ4_1, _IQ4_2, _IQ4_3 = (_word(_IQ4[i : i + 4]) for i in range(0, 16, 4
 _E2M1_0, _E2M1_1, _E2M1_2, _E2M1_3 = (_word(_E2M1[i : i + 4]) for i in range(0, 16, 4))
 
 
-@triton.constexpr_function
-def spans_at_once(format: str, num_in: int, rows: int) -> int:
-    """Spans of a tile that are loaded together: about 4 KiB in flight, less where registers would spill."""
-    f = QUANT_PLANES[format]
-    span_bytes = f.span * (f.low + f.high) * TILE_ROWS // 8
-    budget, most = (5120, 4 if f.index_weights else 16) if rows < 4 else (2560, 2 if f.index_weights else 8)
-    count = 1
-    while count * 2 <= most and count * 2 * span_bytes <= budget and count * 2 <= num_in // f.span:
-        count *= 2
-    return count
-
-
 @triton.jit
-def _constant(VALUE: tl.constexpr):
+def constant(VALUE: tl.constexpr):
     return tl.full((), VALUE, tl.int32)
 
 
@@ -52,9 +33,9 @@ def _constant(VALUE: tl.constexpr):
 def _lookup(codes, T0: tl.constexpr, T1: tl.constexpr, T2: tl.constexpr, T3: tl.constexpr):
     """Four table values for the four codes 0 to 15 in the bytes of a word."""
     picks = codes & 0x07070707
-    low = perm(_constant(T1), _constant(T0), picks)
-    high = perm(_constant(T3), _constant(T2), picks)
-    return low ^ ((low ^ high) & (((codes >> 3) & _ONES) * 255))
+    low = perm(constant(T1), constant(T0), picks)
+    high = perm(constant(T3), constant(T2), picks)
+    return low ^ ((low ^ high) & (((codes >> 3) & ONES) * 255))
 
 
 @triton.jit
@@ -69,32 +50,20 @@ def _plane(tile, OFFSET: tl.constexpr, TYPE: tl.constexpr):
 
 
 @triton.jit
-def _lanes(COUNT: tl.constexpr):
-    """0 to `COUNT` - 1 along the words' axis, neighbours swapped.
-
-    Else Triton would see that their activations are neighbours, and have one lane load those of four.
-    """
-    return (tl.arange(0, COUNT) ^ 1)[None, None, :, None, None]
+def less(word, OFFSET: tl.constexpr):
+    """`word`'s bytes, each below 128, less `OFFSET`, as signed bytes."""
+    TOPS: tl.constexpr = -0x7F7F7F80
+    return word if OFFSET == 0 else ((word | TOPS) - ONES * OFFSET) ^ TOPS
 
 
 @triton.jit
-def rows_of_tile(RANK: tl.constexpr):
-    """0 to 15 as int32 `[..., 4, 4]`."""
-    i = tl.arange(0, 4)
-    rows = i[:, None] * 4 + i[None, :]
-    for _ in tl.static_range(RANK - 2):
-        rows = rows[None]
-    return rows
-
-
-@triton.jit
-def span_scales(tile, span, FORMAT: tl.constexpr, K: tl.constexpr, PLANE: tl.constexpr):
-    """Float scales or float minima of the 16 rows at a span: float32 `[4, 4]`."""
+def float_scales(tile, span, row, FORMAT: tl.constexpr, K: tl.constexpr, PLANE: tl.constexpr):
+    """Float scales or float minima (`PLANE`) at a span, as float32."""
     SPAN: tl.constexpr = fact(FORMAT, "span")
     BLOCK: tl.constexpr = fact(FORMAT, "scale_block")
     KIND: tl.constexpr = fact(FORMAT, "scale")
     FACTOR: tl.constexpr = fact(FORMAT, "scale_factor")
-    at = span * SPAN // BLOCK * _ROWS + rows_of_tile(2)
+    at = span * SPAN // BLOCK * _ROWS + row
     OFFSET: tl.constexpr = plane_offset(FORMAT, K, PLANE)
     if KIND == "f16":
         stored = tl.load(_plane(tile, OFFSET, tl.float16) + at)
@@ -111,23 +80,31 @@ def span_scales(tile, span, FORMAT: tl.constexpr, K: tl.constexpr, PLANE: tl.con
 
 
 @triton.jit
-def _activation(codes, row_at, word):
-    """Four codes each: int32 `[R, spans, words, 4, 1]` at `word` `[1, spans, words, 1, 1]` of each row."""
-    lanes = tl.zeros((1, 1, 1, 4, 1), tl.int32)
-    return tl.load(codes + row_at[:, None, None, None, None] + (word + lanes))
+def plain_words(tile, word, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Words of the plane of low codes, and what the plane of high codes has for them, shifted down."""
+    LOW: tl.constexpr = fact(FORMAT, "low")
+    HIGH: tl.constexpr = fact(FORMAT, "high")
+    low = tl.load(_plane(tile, plane_offset(FORMAT, K, "low"), tl.int32) + (word * _ROWS + row))
+    high = low
+    if HIGH:
+        SHARE: tl.constexpr = LOW // HIGH  # low words for which there is one high word
+        at = word // SHARE * _ROWS + row
+        high = tl.load(_plane(tile, plane_offset(FORMAT, K, "high"), tl.int32) + at)
+        high = high >> (word % SHARE * (8 // LOW * HIGH))
+    return low, high
 
 
 @triton.jit
-def _plain_codes(low, high, GROUP: tl.constexpr, FORMAT: tl.constexpr):
-    """Codes 4 * GROUP to 4 * GROUP + 3 of each low word, in bytes; `high` begins with their upper bits."""
+def plain_codes(low, high, GROUP: tl.constexpr, FORMAT: tl.constexpr):
+    """Codes 4 * GROUP to 4 * GROUP + 3 of each low word, in bytes, less no offset."""
     LOW: tl.constexpr = fact(FORMAT, "low")
     HIGH: tl.constexpr = fact(FORMAT, "high")
     VALUES: tl.constexpr = fact(FORMAT, "values")
     codes = low
     if LOW < 8:
-        codes = (low >> (LOW * GROUP)) & (_ONES * ((1 << LOW) - 1))
+        codes = (low >> (LOW * GROUP)) & (ONES * ((1 << LOW) - 1))
     if HIGH:
-        codes |= ((high >> (HIGH * GROUP)) & (_ONES * ((1 << HIGH) - 1))) << LOW
+        codes |= ((high >> (HIGH * GROUP)) & (ONES * ((1 << HIGH) - 1))) << LOW
     if VALUES == "iq4":
         codes = _lookup(codes, _IQ4_0, _IQ4_1, _IQ4_2, _IQ4_3)
     elif VALUES == "e2m1":
@@ -136,52 +113,19 @@ def _plain_codes(low, high, GROUP: tl.constexpr, FORMAT: tl.constexpr):
 
 
 @triton.jit
-def _plain_lanes(tile, codes, row_at, first, FORMAT: tl.constexpr, K: tl.constexpr, SPANS: tl.constexpr):
-    """Each lane's part of the integer sums of formats whose codes stand in words.
-
-    Returns:
-        int32 `[R, SPANS, words, 4, 4]`, and of the minima's sums, or of activation codes `[..., 4, 1]`.
-    """
-    LOW: tl.constexpr = fact(FORMAT, "low")
-    HIGH: tl.constexpr = fact(FORMAT, "high")
-    OFFSET: tl.constexpr = fact(FORMAT, "offset")
+def plain_subs(tile, sub_block, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Integer sub-scales and sub-minima (else sub-scales again), int32, of formats that have them."""
     SUB: tl.constexpr = fact(FORMAT, "sub")
-    WORDS: tl.constexpr = fact(FORMAT, "span_words")
-    GROUPS: tl.constexpr = 8 // LOW
-    row = rows_of_tile(5)
-    span = first + tl.arange(0, SPANS)[None, :, None, None, None]
-    word = span * WORDS + _lanes(WORDS)
-    low = tl.load(_plane(tile, plane_offset(FORMAT, K, "low"), tl.int32) + (word * _ROWS + row))
-    high = low
-    if HIGH:
-        SHARE: tl.constexpr = LOW // HIGH  # low words for which there is one high word
-        at = word // SHARE * _ROWS + row
-        high = tl.load(_plane(tile, plane_offset(FORMAT, K, "high"), tl.int32) + at)
-        high = high >> (word % SHARE * (GROUPS * HIGH))
-    a = _activation(codes, row_at, word * GROUPS)
-    sums = dot4(_constant(_ONES), a, a & 0)
-    lanes = dot4(_plain_codes(low, high, 0, FORMAT), a, tl.zeros_like(low))
-    for i in tl.static_range(1, GROUPS):
-        a = _activation(codes, row_at, word * GROUPS + i)
-        lanes = dot4(_plain_codes(low, high, i, FORMAT), a, lanes)
-        sums = dot4(_constant(_ONES), a, sums)
-    if OFFSET:
-        lanes -= sums * OFFSET
-    if SUB != "none":
-        sub_block = word * (32 // LOW) // fact(FORMAT, "sub_block")
-        at = sub_block * _ROWS + row
-        sub = tl.load((tile + plane_offset(FORMAT, K, "sub")) + at)
-        factor = sub.to(tl.int32)
-        if SUB == "i8":
-            factor = sub.to(tl.int8, bitcast=True).to(tl.int32)
-        if SUB == "nibbles":
-            sums = sums * (factor >> 4)
-            factor = factor & 15
-        elif fact(FORMAT, "minimum") == "sub":
-            minima = tl.load((tile + plane_offset(FORMAT, K, "sub_minimum")) + at)
-            sums = sums * minima.to(tl.int32)
-        lanes = lanes * factor
-    return lanes, sums
+    at = sub_block * _ROWS + row
+    stored = tl.load((tile + plane_offset(FORMAT, K, "sub")) + at)
+    factor = stored.to(tl.int8, bitcast=True).to(tl.int32) if SUB == "i8" else stored.to(tl.int32)
+    minima = factor
+    if SUB == "nibbles":
+        minima = factor >> 4
+        factor = factor & 15
+    elif fact(FORMAT, "minimum") == "sub":
+        minima = tl.load((tile + plane_offset(FORMAT, K, "sub_minimum")) + at).to(tl.int32)
+    return factor, minima
 
 
 @triton.jit
@@ -209,7 +153,35 @@ def _grid_upper(tile, step, place, row, FORMAT: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _grid_sub(tile, step, half, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
+def grid_words(tile, grid, step, place, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """The 4 or 8 weights that index `place` of a step of 32 weights names.
+
+    Returns:
+        int32 words of the first and the last four weights (IQ3: the same), in bytes, IQ1's as half of
+        weight + 9; and the extra bits, for `grid_subs`.
+    """
+    WEIGHTS: tl.constexpr = fact(FORMAT, "index_weights")
+    index = step * (32 // WEIGHTS) + place
+    byte = tl.load((tile + plane_offset(FORMAT, K, "low")) + (index * _ROWS + row))
+    upper, extra = _grid_upper(tile, step, place, row, FORMAT, K)
+    entry = byte.to(tl.int32) | upper
+    if fact(FORMAT, "extra") == 16:
+        nibbles = tl.load(grid + entry)
+        first = nibbles & 0x0F0F0F0F
+        last = (nibbles >> 4) & 0x0F0F0F0F
+    else:
+        WORDS: tl.constexpr = WEIGHTS // 4
+        signs = tl.load(_plane(tile, plane_offset(FORMAT, K, "high"), tl.int32) + (step * _ROWS + row))
+        signs = signs >> (place * WORDS)
+        first = _negate(tl.load(grid + entry * WORDS), signs & ONES)
+        last = first
+        if WORDS == 2:
+            last = _negate(tl.load(grid + (entry * WORDS + 1)), (signs >> 1) & ONES)
+    return first, last, extra
+
+
+@triton.jit
+def grid_subs(tile, step, half, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
     """Integer sub-scales, 2 s + 1."""
     SUB_BITS: tl.constexpr = fact(FORMAT, "sub_bits")
     pointer = tile + plane_offset(FORMAT, K, "sub")
@@ -222,101 +194,3 @@ def _grid_sub(tile, step, half, row, extra, FORMAT: tl.constexpr, K: tl.constexp
         byte = tl.load(pointer + (step * _ROWS + row)).to(tl.int32)
         stored = (byte >> (half * 4)) & 15
     return stored * 2 + 1
-
-
-@triton.jit
-def _grid_lanes(tile, grid, codes, row_at, first, FORMAT: tl.constexpr, K: tl.constexpr, SPANS: tl.constexpr):
-    """Each lane's part of the integer sums of codebook formats: int32 `[R, SPANS, indices, 4, 4]`."""
-    WEIGHTS: tl.constexpr = fact(FORMAT, "index_weights")
-    INDICES: tl.constexpr = fact(FORMAT, "span_words")
-    PER_STEP: tl.constexpr = 32 // WEIGHTS
-    WORDS: tl.constexpr = WEIGHTS // 4
-    IQ1: tl.constexpr = fact(FORMAT, "extra") == 16
-    row = rows_of_tile(5)
-    span = first + tl.arange(0, SPANS)[None, :, None, None, None]
-    place = _lanes(INDICES)
-    index = span * INDICES + place
-    step, place = index // PER_STEP, place % PER_STEP
-    byte = tl.load((tile + plane_offset(FORMAT, K, "low")) + (index * _ROWS + row))
-    upper, extra = _grid_upper(tile, step, place, row, FORMAT, K)
-    entry = byte.to(tl.int32) | upper
-    sub = _grid_sub(tile, step, place // (PER_STEP // 2), row, extra, FORMAT, K)
-    a = _activation(codes, row_at, index * WORDS)
-    if IQ1:  # nibble n of an entry stands for 2 n - 9
-        b = _activation(codes, row_at, index * WORDS + 1)
-        sums = dot4(_constant(_ONES), b, dot4(_constant(_ONES), a, a & 0))
-        value = tl.load(grid + entry)
-        lanes = dot4((value & 0x0F0F0F0F), a, tl.zeros_like(value))
-        lanes = dot4(((value >> 4) & 0x0F0F0F0F), b, lanes)
-        lanes = lanes * 2 - sums * 9
-    else:
-        at = step * _ROWS + row
-        signs = tl.load(_plane(tile, plane_offset(FORMAT, K, "high"), tl.int32) + at) >> (place * WORDS)
-        value = tl.load(grid + entry * WORDS)
-        value = _negate(value, signs & _ONES)
-        lanes = dot4(value, a, tl.zeros_like(value))
-        if WORDS == 2:
-            b = _activation(codes, row_at, index * WORDS + 1)
-            value = _negate(tl.load(grid + entry * WORDS + 1), (signs >> 1) & _ONES)
-            lanes = dot4(value, b, lanes)
-    return lanes * sub
-
-
-@triton.jit
-def add_spans(
-    total, tile, grid, codes, scales, row_at, scale_at, first,
-    FORMAT: tl.constexpr, K: tl.constexpr, SPANS: tl.constexpr,
-):  # fmt: skip
-    """`total` `[R, 4, 4]` plus the terms of `SPANS` spans of a tile from `first` on, in order."""
-    SPAN: tl.constexpr = fact(FORMAT, "span")
-    MINIMUM: tl.constexpr = fact(FORMAT, "minimum")
-    if fact(FORMAT, "values") == "grid":
-        lanes = _grid_lanes(tile, grid, codes, row_at, first, FORMAT, K, SPANS)
-        sums = lanes
-    else:
-        lanes, sums = _plain_lanes(tile, codes, row_at, first, FORMAT, K, SPANS)
-    integers = tl.sum(lanes, axis=2)  # [R, SPANS, 4, 4]
-    if MINIMUM != "none":
-        sums = tl.sum(sums, axis=2)  # [R, SPANS, 4, 4 or 1]
-    s = tl.arange(0, SPANS)[None, :, None, None]
-    for i in tl.static_range(SPANS):
-        x_scale = tl.load(scales + scale_at + (first + i) * SPAN // _BLOCK)[:, None, None]
-        part = tl.sum(tl.where(s == i, integers, 0), axis=1)
-        w_scale = span_scales(tile, first + i, FORMAT, K, "scale")[None, :, :]
-        total = total + part.to(tl.float32) * w_scale * x_scale
-        if MINIMUM != "none":
-            part = tl.sum(tl.where(s == i, sums, 0), axis=1)
-            least = span_scales(tile, first + i, FORMAT, K, "minimum")[None, :, :]
-            term = part.to(tl.float32) * least * x_scale
-            total = total - term if MINIMUM == "sub" else total + term
-    return total
-
-
-@triton.jit
-def tile_product(address, grid, codes, scales, rows, FORMAT: tl.constexpr, K: tl.constexpr):
-    """The product of a tile with some rows of activations.
-
-    Args:
-        address: int64, of the tile.
-        grid: int32, the codebook (`codebook`), or any pointer for formats without.
-        codes: int32, four codes to a word, `[rows, K / 4]`.
-        scales: float32 `[rows, ceil(K / 128)]`.
-        rows: integers `[R]`.
-
-    Returns:
-        float32 `[R, 4, 4]`.
-    """
-    tile = tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 64)
-    SPANS: tl.constexpr = K // fact(FORMAT, "span")
-    SOME: tl.constexpr = spans_at_once(FORMAT, K, rows.shape[0])
-    row_at = rows.to(tl.int64) * (K // 4)
-    scale_at = rows.to(tl.int64) * ((K + _BLOCK - 1) // _BLOCK)
-    total = tl.zeros((rows.shape[0], 4, 4), tl.float32)
-    for first in range(0, SPANS - SPANS % SOME, SOME):
-        total = add_spans(total, tile, grid, codes, scales, row_at, scale_at, first, FORMAT, K, SOME)
-    LEFT: tl.constexpr = SPANS % SOME
-    for bit in tl.static_range(5, -1, -1):
-        if LEFT & (1 << bit):
-            START: tl.constexpr = SPANS - LEFT % (2 << bit)
-            total = add_spans(total, tile, grid, codes, scales, row_at, scale_at, START, FORMAT, K, 1 << bit)
-    return total

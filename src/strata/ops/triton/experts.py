@@ -1,8 +1,8 @@
 """The experts of a layer for the rows of a window, wherever their planes lie: the bits of docs/NUMERICS.md.
 
-Five launches: entries grouped by expert, so that its weights are read once; gate and up; SwiGLU, and its
-result quantised; down; the sum over slots. Nothing here knows whether an address is in the card's own memory
-or in the host's.
+Five launches: entries grouped by expert, so that its weights are read once (not for a single row); gate and
+up; SwiGLU, and its result quantised; down; the sum over slots. Nothing here knows whether an address is in
+the card's own memory or in the host's.
 """
 
 from dataclasses import dataclass
@@ -12,10 +12,10 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.activation import swiglu
-from strata.ops.triton.decode import rows_of_tile, tile_product
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, plane_bytes, tile_bytes
 from strata.ops.triton.quantize import quantize_blocks
 from strata.ops.triton.quantized_matmul import codebook
+from strata.ops.triton.tile_product import one_warp, rows_of_tile, tile_product
 
 _ROWS = tl.constexpr(TILE_ROWS)
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
@@ -119,74 +119,86 @@ def group_entries(ids: torch.Tensor, host_entry: torch.Tensor, out: Groups | Non
     padded = max(_COMPARED.value, triton.next_power_of_2(num_entries))
     _group_kernel[(1,)](
         ids, host_entry, out.order, out.expert, out.start, out.count, num_entries,
-        E=padded, num_warps=4, enable_fp_fusion=False,
+        E=padded, num_warps=4 if padded == _COMPARED.value else 8, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
 
 @triton.jit
-def _entries_product(
-    y, y_width, address, grid, codes, scales, order, start, count, n, SLOTS: tl.constexpr,
-    FORMAT: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
+def _group_of(lists, group, MANY: tl.constexpr):
+    """A group's expert, the place of its first entry in the order, and how many there are.
+
+    A single row needs no sorting: its slots are its groups (`MANY` is 1).
+    """
+    ids, host_entry, _, expert, start, count = lists
+    if MANY == 1:
+        who = tl.load(ids + group).to(tl.int64)
+        return who, group, tl.where((who >= 0) & (tl.load(host_entry + group) < 0), 1, 0)
+    else:
+        members = tl.load(count + group)
+        some = members > 0
+        who = tl.load(expert + group, mask=some, other=0).to(tl.int64)
+        return who, tl.load(start + group, mask=some, other=0), members
+
+
+@triton.jit
+def _some_entries(
+    y, y_width, n, address, grid, codes, scales, order, begin, count,
+    SLOTS: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr, R: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
-    """Store the products of a tile with `R` entries of a group from `start` on, of which `count` exist."""
+    """Store the products of a tile with `R` entries from `begin` on, of which `count` exist."""
     i = tl.arange(0, R)
-    entry = tl.load(order + start + tl.minimum(i, count - 1))
+    entry = begin + i
+    if MANY > 1:
+        entry = tl.load(order + begin + tl.minimum(i, count - 1))
     product = tile_product(address, grid, codes, scales, entry // SLOTS, FORMAT, K)
     at = entry[:, None, None].to(tl.int64) * y_width + n
     tl.store(y + at, product, mask=(i < count)[:, None, None])
 
 
 @triton.jit
-def _group_product(
-    y, y_width, address, grid, codes, scales, order, start, count, n, SLOTS: tl.constexpr,
-    FORMAT: tl.constexpr, K: tl.constexpr, MANY: tl.constexpr,
+def _all_entries(
+    y, y_width, n, address, grid, codes, scales, order, begin, count,
+    SLOTS: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     """Store the products of a tile with all entries of a group."""
-    if MANY == 1:
-        _entries_product(y, y_width, address, grid, codes, scales, order, start, 1, n, SLOTS, FORMAT, K, 1)
+    if MANY == 1 or count == 1:
+        _some_entries(y, y_width, n, address, grid, codes, scales, order, begin, 1, SLOTS, FORMAT, K, 1, MANY)
     else:
-        if count == 1:
-            _entries_product(
-                y, y_width, address, grid, codes, scales, order, start, 1, n, SLOTS, FORMAT, K, 1
-            )
-        else:
-            for done in range(0, count, MANY):
-                _entries_product(
-                    y, y_width, address, grid, codes, scales, order, start + done, count - done, n, SLOTS,
-                    FORMAT, K, MANY,
-                )  # fmt: skip
+        for done in range(0, count, MANY):
+            _some_entries(
+                y, y_width, n, address, grid, codes, scales, order, begin + done, count - done,
+                SLOTS, FORMAT, K, MANY, MANY,
+            )  # fmt: skip
 
 
 @triton.jit
 def _gate_up_kernel(
-    addresses, gate_grid, up_grid, codes, scales, order, expert, start, count, y,
+    addresses, gate_grid, up_grid, codes, scales, ids, host_entry, order, expert, start, count, y,
     GATE: tl.constexpr, UP: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr, UP_AT: tl.constexpr,
     SLOTS: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (FF + _ROWS - 1) // _ROWS
-    group = tl.program_id(1)
-    members = tl.load(count + group)
+    who, begin, members = _group_of((ids, host_entry, order, expert, start, count), tl.program_id(1), MANY)
     if members > 0:
-        begin = tl.load(start + group)
-        address = tl.load(addresses + tl.load(expert + group))
+        address = tl.load(addresses + who)
         is_up = tl.program_id(0) >= TILES
         tile = (tl.program_id(0) % TILES).to(tl.int64)
         n = tile * _ROWS + rows_of_tile(3) + tl.where(is_up, FF, 0)
         if GATE == UP:
             at = address + tl.where(is_up, UP_AT, 0) + tile * tile_bytes(GATE, WIDTH)
-            _group_product(
-                y, 2 * FF, at, gate_grid, codes, scales, order, begin, members, n, SLOTS, GATE, WIDTH, MANY
+            _all_entries(
+                y, 2 * FF, n, at, gate_grid, codes, scales, order, begin, members, SLOTS, GATE, WIDTH, MANY
             )
         elif is_up:
             at = address + UP_AT + tile * tile_bytes(UP, WIDTH)
-            _group_product(
-                y, 2 * FF, at, up_grid, codes, scales, order, begin, members, n, SLOTS, UP, WIDTH, MANY
+            _all_entries(
+                y, 2 * FF, n, at, up_grid, codes, scales, order, begin, members, SLOTS, UP, WIDTH, MANY
             )
         else:
             at = address + tile * tile_bytes(GATE, WIDTH)
-            _group_product(
-                y, 2 * FF, at, gate_grid, codes, scales, order, begin, members, n, SLOTS, GATE, WIDTH, MANY
+            _all_entries(
+                y, 2 * FF, n, at, gate_grid, codes, scales, order, begin, members, SLOTS, GATE, WIDTH, MANY
             )
 
 
@@ -205,35 +217,36 @@ def _swiglu_kernel(ids, host_entry, y, codes, scales, FF: tl.constexpr):
 
 @triton.jit
 def _down_kernel(
-    addresses, grid, codes, scales, order, expert, start, count, y,
+    addresses, grid, codes, scales, ids, host_entry, order, expert, start, count, y,
     DOWN: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr, DOWN_AT: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
-    group = tl.program_id(1)
-    members = tl.load(count + group)
+    who, begin, members = _group_of((ids, host_entry, order, expert, start, count), tl.program_id(1), MANY)
     if members > 0:
-        begin = tl.load(start + group)
-        address = tl.load(addresses + tl.load(expert + group))
         tile = tl.program_id(0).to(tl.int64)
-        at = address + DOWN_AT + tile * tile_bytes(DOWN, FF)
+        at = tl.load(addresses + who) + DOWN_AT + tile * tile_bytes(DOWN, FF)
         n = tile * _ROWS + rows_of_tile(3)
-        _group_product(y, WIDTH, at, grid, codes, scales, order, begin, members, n, 1, DOWN, FF, MANY)
+        _all_entries(y, WIDTH, n, at, grid, codes, scales, order, begin, members, 1, DOWN, FF, MANY)
 
 
 @triton.jit
 def _combine_kernel(
-    ids, host_entry, weights, y, host_y, out, width, SLOTS: tl.constexpr, BLOCK: tl.constexpr
-):
+    ids, host_entry, weights, y, host_y, out, width,
+    SLOTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
+    slot = tl.arange(0, PADDED)[:, None]
+    entry = row * SLOTS + slot
+    used = tl.load(ids + entry, mask=slot < SLOTS, other=-1) >= 0
+    host = tl.load(host_entry + entry, mask=slot < SLOTS, other=-1).to(tl.int64)
+    weight = tl.load(weights + entry, mask=slot < SLOTS, other=0.0)
+    here = tl.load(y + entry * width + n, mask=used & (host < 0) & (n < width), other=0.0)
+    there = tl.load(host_y + host * width + n, mask=used & (host >= 0) & (n < width), other=0.0)
+    terms = (weight * tl.where(host < 0, here, there)).to(tl.int32, bitcast=True)
     total = tl.zeros((BLOCK,), tl.float32)
-    for slot in range(SLOTS):
-        entry = row * SLOTS + slot
-        used = tl.load(ids + entry) >= 0
-        host = tl.load(host_entry + entry).to(tl.int64)
-        here = tl.load(y + entry * width + n, mask=n < tl.where(used & (host < 0), width, 0), other=0.0)
-        there = tl.load(host_y + host * width + n, mask=n < tl.where(used & (host >= 0), width, 0), other=0.0)
-        value = tl.where(host < 0, here, there)
-        total = total + tl.load(weights + entry) * value
+    for i in tl.static_range(SLOTS):  # a slot's terms are picked as integers, which changes no bit of them
+        total = total + tl.sum(tl.where(slot == i, terms, 0), axis=0).to(tl.float32, bitcast=True)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     tl.store(out + row * width + n, total, mask=n < width)
 
 
@@ -291,14 +304,16 @@ def compute_experts(
     """
     rows, slots = ids.shape
     entries, many = rows * slots, min(4, triton.next_power_of_2(rows))
-    device, fixed = codes.device, {"MANY": many, "num_warps": 1, "enable_fp_fusion": False}
-    groups = group_entries(ids, host_entry, buffers.groups)
-    lists = (groups.order, groups.expert, groups.start, groups.count)
+    device, groups = codes.device, buffers.groups
+    if many > 1:
+        group_entries(ids, host_entry, groups)
+    lists = (ids, host_entry, groups.order, groups.expert, groups.start, groups.count)
     grids = [codebook(format, device) for format in (shape.gate, shape.up, shape.down)]
     ff_tiles = triton.cdiv(shape.ff, TILE_ROWS)
     _gate_up_kernel[(2 * ff_tiles, entries)](
         addresses, grids[0], grids[1], codes.view(torch.int32), scales, *lists, buffers.hidden,
-        GATE=shape.gate, UP=shape.up, WIDTH=shape.width, FF=shape.ff, UP_AT=shape.up_at, SLOTS=slots, **fixed,
+        GATE=shape.gate, UP=shape.up, WIDTH=shape.width, FF=shape.ff, UP_AT=shape.up_at,
+        SLOTS=slots, MANY=many, **one_warp(many),
     )  # fmt: skip
     _swiglu_kernel[(triton.cdiv(shape.ff, ACTIVATION_BLOCK), entries)](
         ids, host_entry, buffers.hidden, buffers.codes, buffers.scales,
@@ -306,7 +321,7 @@ def compute_experts(
     )  # fmt: skip
     _down_kernel[(triton.cdiv(shape.width, TILE_ROWS), entries)](
         addresses, grids[2], buffers.codes.view(torch.int32), buffers.scales, *lists, buffers.y,
-        DOWN=shape.down, WIDTH=shape.width, FF=shape.ff, DOWN_AT=shape.down_at, **fixed,
+        DOWN=shape.down, WIDTH=shape.width, FF=shape.ff, DOWN_AT=shape.down_at, MANY=many, **one_warp(many),
     )  # fmt: skip
     return buffers.y
 
@@ -336,7 +351,8 @@ def combine_experts(
     if out is None:
         out = torch.empty(rows, width, dtype=torch.float32, device=y.device)
     _combine_kernel[(triton.cdiv(width, 128), rows)](
-        ids, host_entry, weights, y, host_y, out, width, SLOTS=slots, BLOCK=128,
+        ids, host_entry, weights, y, host_y, out, width,
+        SLOTS=slots, PADDED=triton.next_power_of_2(slots), BLOCK=128,
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -8,9 +8,9 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
-from strata.ops.triton.decode import rows_of_tile, tile_product
 from strata.ops.triton.planes import TILE_ROWS, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
+from strata.ops.triton.tile_product import one_warp, rows_of_tile, tile_product
 
 _ROWS = tl.constexpr(TILE_ROWS)
 
@@ -85,7 +85,7 @@ def quantized_matmul(
     launch = (triton.cdiv(matrix.num_out, TILE_ROWS), triton.cdiv(num_rows, some))
     _matmul_kernel[launch](
         matrix.planes, matrix.grid, codes.view(torch.int32), scales, out, num_rows, matrix.num_out,
-        FORMAT=matrix.format, K=matrix.num_in, R=some, num_warps=1, enable_fp_fusion=False,
+        FORMAT=matrix.format, K=matrix.num_in, R=some, **one_warp(some),
     )  # fmt: skip
     return out
 
