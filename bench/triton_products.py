@@ -22,8 +22,9 @@ from strata.formats.quants.planes import plane_bytes, random_planes
 from strata.ops.triton.catalog import Check
 from strata.ops.triton.checks.products import CHECKS
 from strata.ops.triton.experts import ExpertBuffers, ExpertShape, combine_experts, compute_experts
+from strata.ops.triton.prompt_experts import compute_prompt_experts
 from strata.ops.triton.quantize import quantize_activations
-from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook, quantized_matmul
+from strata.ops.triton.quantized_matmul import FEW_ROWS, PlaneMatrix, codebook, quantized_matmul
 
 CALLS = 20
 ROTATED_BYTES = 400 << 20  # of weights that calls go round in, several times the L2 cache
@@ -71,6 +72,11 @@ class ExpertCase:
     rows: int
     pinned: bool = False
 
+    @property
+    def prompt(self) -> bool:
+        """Whether the rows are a prompt's."""
+        return self.rows > FEW_ROWS
+
     def run(self, copy: float, link: float) -> dict:
         """Time a layer's launches."""
         shape, entries = self.shape, self.rows * self.slots
@@ -93,9 +99,9 @@ class ExpertCase:
             torch.stack(
                 [torch.randperm(experts, generator=generator)[: self.slots] for _ in range(self.rows)]
             )
-            for _ in range(CALLS)
+            for _ in range(2 if self.prompt else CALLS)
         ]
-        distinct = sum(len(i.unique()) for i in ids) / CALLS
+        distinct = sum(len(i.unique()) for i in ids) / len(ids)
         ids = [i.int().cuda() for i in ids]
         host = torch.full((self.rows, self.slots), -1, dtype=torch.int32, device="cuda")
         weights = torch.full((self.rows, self.slots), 0.1, device="cuda")
@@ -108,18 +114,23 @@ class ExpertCase:
 
         def layers() -> None:
             for i in ids:
-                y = compute_experts(shape, addresses, codes, scales, i, host, buffers)
+                if self.prompt:
+                    y = compute_prompt_experts(shape, addresses, codes, scales, i, host)
+                else:
+                    y = compute_experts(shape, addresses, codes, scales, i, host, buffers)
                 combine_experts(i, host, weights, y, host_y, out)
 
-        time = seconds(layers, 5 if self.pinned else 10) / CALLS
+        time = seconds(layers, 5 if self.pinned or self.prompt else 10) / len(ids)
         moved = distinct * shape.record_bytes
         limit = link if self.pinned else copy
-        return result(self.name, time, moved, limit)
+        multiplied = 3 * shape.width * shape.ff * entries
+        return result(self.name, time, moved, limit, multiplied)
 
 
-def result(name: str, time: float, moved: float, limit: float) -> dict:
+def result(name: str, time: float, moved: float, limit: float, multiplied: int) -> dict:
     """One line of the table."""
-    return {"name": name, "us": time * 1e6, "GB/s": moved / time / 1e9, "of_copy": moved / time / limit}
+    speed = {"GB/s": moved / time / 1e9, "TOP/s": 2 * multiplied / time / 1e12}
+    return {"name": name, "us": time * 1e6, "of_copy": moved / time / limit} | speed
 
 
 @dataclass(frozen=True)
@@ -150,7 +161,7 @@ class MatmulCase:
             for i in range(CALLS):
                 quantized_matmul(matrices[i % copies], codes, scales, out)
 
-        return result(self.name, seconds(calls) / CALLS, size, copy)
+        return result(self.name, seconds(calls) / CALLS, size, copy, self.rows * self.num_out * self.num_in)
 
 
 def flash_next(gate: str, down: str) -> ExpertShape:
@@ -175,6 +186,9 @@ CASES = [
         ExpertCase(f"zero-copy flash-next {gate} down Q2_0 rows 1", flash_next(gate, "Q2_0"), 10, 1, True)
         for gate in ("IQ3_XXS", "Q2_0")
     ),
+    ExpertCase("prompt flash-next IQ3_XXS down Q2_0", flash_next("IQ3_XXS", "Q2_0"), 10, 2048),
+    ExpertCase("prompt flash-next Q2_0", flash_next("Q2_0", "Q2_0"), 10, 2048),
+    ExpertCase("prompt 35B-A3B Q4_K", ExpertShape(2048, 512, "Q4_K", "Q4_K", "Q4_K"), 8, 2048),
     *(
         MatmulCase(format, num_out, num_in, rows)
         for format, num_out, num_in, rows in (
@@ -182,6 +196,7 @@ CASES = [
             ("Q4_K", 8192, 2560, 1), ("Q4_K", 8192, 2560, 4), ("Q4_K", 8192, 2560, 16),
             ("Q6_K", 65536, 2560, 1), ("Q5_K", 8192, 2560, 1), ("IQ4_NL", 8192, 2560, 1),
             ("IQ2_XXS", 8192, 2560, 1), ("Q8_0", 2560, 640, 1),
+            ("Q8_0", 8192, 2560, 2048), ("Q4_K", 8192, 2560, 2048),
         )
     ),
 ]  # fmt: skip
@@ -212,6 +227,9 @@ def warm(index: int) -> None:
     host, weights = torch.full_like(ids, -1), torch.ones(rows, case.slots, device=device)
     buffers = ExpertBuffers.allocate(shape, rows * case.slots, device)
     quantized = quantize_activations(torch.randn(rows, shape.width, device=device))
+    if case.prompt:
+        compute_prompt_experts(shape, addresses, *quantized, ids, host)
+        return
     y = compute_experts(shape, addresses, *quantized, ids, host, buffers)
     combine_experts(ids, host, weights, y, torch.zeros(1, shape.width, device=device))
 
@@ -244,7 +262,8 @@ def main() -> None:
         results.append(CASES[i].run(copy, link))
         r = results[-1]
         print(
-            f"{r['name']:58} {r['us']:8.1f} us {r['GB/s']:7.0f} GB/s {r['of_copy']:5.2f} of copy", flush=True
+            f"{r['name']:58} {r['us']:8.1f} us {r['GB/s']:7.0f} GB/s {r['of_copy']:5.2f} of copy {r['TOP/s']:6.1f} TOP/s",
+            flush=True,
         )
     if arguments.json:
         report = {"device": torch.cuda.get_device_name(), "copy": copy, "link": link}

@@ -204,7 +204,7 @@ def _gate_up_kernel(
 
 @triton.jit
 def _swiglu_kernel(ids, host_entry, y, codes, scales, FF: tl.constexpr):
-    entry, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
+    entry, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if (tl.load(host_entry + entry) < 0) & (tl.load(ids + entry) >= 0):
         k = block * _BLOCK + tl.arange(0, _BLOCK)
         gate = tl.load(y + entry * (2 * FF) + k, mask=k < FF, other=0.0)
@@ -282,6 +282,26 @@ class ExpertBuffers:
         )
 
 
+def quantize_hidden(
+    ids: torch.Tensor,
+    host_entry: torch.Tensor,
+    hidden: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+) -> None:
+    """SwiGLU of what gate and up gave, quantised, for entries that this card computes.
+
+    Args:
+        ids, host_entry: of `compute_experts`.
+        hidden: float32 `[entries, 2 * ff]`: gate's products, then up's.
+        codes, scales: int8 `[entries, ff]` and float32 `[entries, ceil(ff / 128)]`, written.
+    """
+    entries, ff = codes.shape
+    _swiglu_kernel[(entries, triton.cdiv(ff, ACTIVATION_BLOCK))](
+        ids, host_entry, hidden, codes, scales, FF=ff, num_warps=1, enable_fp_fusion=False
+    )
+
+
 def compute_experts(
     shape: ExpertShape,
     addresses: torch.Tensor,
@@ -315,10 +335,7 @@ def compute_experts(
         GATE=shape.gate, UP=shape.up, WIDTH=shape.width, FF=shape.ff, UP_AT=shape.up_at,
         SLOTS=slots, MANY=many, **one_warp(many),
     )  # fmt: skip
-    _swiglu_kernel[(triton.cdiv(shape.ff, ACTIVATION_BLOCK), entries)](
-        ids, host_entry, buffers.hidden, buffers.codes, buffers.scales,
-        FF=shape.ff, num_warps=1, enable_fp_fusion=False,
-    )  # fmt: skip
+    quantize_hidden(ids, host_entry, buffers.hidden, buffers.codes, buffers.scales)
     _down_kernel[(triton.cdiv(shape.width, TILE_ROWS), entries)](
         addresses, grids[2], buffers.codes.view(torch.int32), buffers.scales, *lists, buffers.y,
         DOWN=shape.down, WIDTH=shape.width, FF=shape.ff, DOWN_AT=shape.down_at, MANY=many, **one_warp(many),

@@ -8,11 +8,13 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
+from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot, rows_in_order
 from strata.ops.triton.planes import TILE_ROWS, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.tile_product import one_warp, rows_of_tile, tile_product
 
 _ROWS = tl.constexpr(TILE_ROWS)
+FEW_ROWS = 16  # of a window
 
 
 @cache
@@ -70,7 +72,7 @@ def quantized_matmul(
     scales: torch.Tensor,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Few rows times a matrix.
+    """Rows times a matrix: a window's few by dot products of bytes, a prompt's by matrix instructions.
 
     Args:
         codes, scales: from `quantize_activations`, of `[rows, num_in]`.
@@ -78,9 +80,16 @@ def quantized_matmul(
     Returns:
         float32 `[rows, num_out]`, or `out` with it.
     """
-    num_rows = codes.shape[0]
+    num_rows, device = codes.shape[0], codes.device
     if out is None:
-        out = torch.empty(num_rows, matrix.num_out, dtype=torch.float32, device=codes.device)
+        out = torch.empty(num_rows, matrix.num_out, dtype=torch.float32, device=device)
+    if num_rows > FEW_ROWS and has_integer_dot():
+        address = torch.full((1,), matrix.planes.data_ptr(), dtype=torch.int64, device=device)
+        grouped_matmul(
+            matrix.format, matrix.num_out, matrix.num_in, address, 0, matrix.grid,
+            rows_in_order(num_rows, device), 1, codes, scales, out,
+        )  # fmt: skip
+        return out
     some = min(4, triton.next_power_of_2(num_rows))
     launch = (triton.cdiv(matrix.num_out, TILE_ROWS), triton.cdiv(num_rows, some))
     _matmul_kernel[launch](

@@ -15,6 +15,8 @@ from strata.ops.triton.experts import (
     combine_experts,
     compute_experts,
 )
+from strata.ops.triton.grouped_matmul import ROWS_AT_ONCE, grouped_matmul, sort_rows
+from strata.ops.triton.prompt_experts import compute_prompt_experts
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook, quantized_matmul
 
@@ -60,6 +62,48 @@ def _compare_format(format: str, device: torch.device) -> Iterator[_Case]:
         yield f"{rows} rows", got, torch.from_numpy(want[:rows])
 
 
+def _compare_grouped(format: str, device: torch.device) -> Iterator[_Case]:
+    """Two matrices of thirteen rows, times rows in any order, of which one has none."""
+    block = QUANT_PLANES[format].scale_block
+    num_out, num_in, column = 13, {256: 256, 32: 160}.get(block, 64), 3
+    planes = [random_planes(format, num_out, num_in, seed) for seed in range(2)]
+    x, ids = _rows(5, num_in), np.array([1, 0, 1, -1, 1])
+    want = np.zeros((len(x), column + num_out), dtype=np.float32)
+    for i in range(2):
+        matrix = decode_planes(format, num_out, num_in, planes[i])
+        want[ids == i, column:] = reference.quantized_matmul(matrix, x[ids == i])
+    on_device = [torch.from_numpy(p).to(device) for p in planes]
+    addresses = torch.tensor([p.data_ptr() for p in on_device], device=device)
+    got = torch.zeros(want.shape, device=device)
+    quantized = quantize_activations(torch.from_numpy(x).to(device))
+    rows = sort_rows(torch.from_numpy(ids).to(device), 2)
+    grid = codebook(format, device)
+    grouped_matmul(format, num_out, num_in, addresses, 0, grid, rows, 1, *quantized, got, column)
+    yield "5 rows", got, torch.from_numpy(want)
+
+
+def _grouped_check(format: str) -> Check:
+    return Check(f"grouped_matmul {format}", lambda device: _compare_grouped(format, device))
+
+
+def _compare_sort(device: torch.device) -> Iterator[_Case]:
+    """More rows than a block has, a matrix without rows, and rows without a matrix."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(-1, 5, (3 * ROWS_AT_ONCE,), generator=generator)
+    ids[ids == 2] = 4
+    rows = sort_rows(ids.to(device), 6)
+    blocks = [
+        (matrix, entries)
+        for matrix in range(6)
+        for entries in (ids == matrix).nonzero().flatten().split(ROWS_AT_ONCE)
+        if len(entries)
+    ]
+    used = rows.matrix >= 0
+    yield "blocks", rows.matrix[used], torch.tensor([matrix for matrix, _ in blocks], dtype=torch.int32)
+    for i, (matrix, entries) in enumerate(blocks):
+        yield f"matrix {matrix}", rows.order[rows.begin[i] : rows.end[i]], entries.int()
+
+
 def _matmul_check(format: str) -> Check:
     return Check(f"quantized_matmul {format}", lambda device: _compare_format(format, device))
 
@@ -83,7 +127,9 @@ def _made_up_experts(shape: ExpertShape, experts: int) -> tuple[np.ndarray, list
     return records, meaning
 
 
-def _compare_experts(shape: ExpertShape, rows: int, device: torch.device) -> Iterator[_Case]:
+def _compare_experts(
+    shape: ExpertShape, rows: int, device: torch.device, prompt: bool = False
+) -> Iterator[_Case]:
     """Three experts; of several rows the last is unused, and one entry comes from elsewhere."""
     experts, slots = 3, min(rows, 2)
     records, meaning = _made_up_experts(shape, experts)
@@ -103,7 +149,8 @@ def _compare_experts(shape: ExpertShape, rows: int, device: torch.device) -> Ite
     on_device = [t.to(device) for t in (addresses, torch.from_numpy(ids), host_entry)]
     buffers = ExpertBuffers.allocate(shape, rows * slots, device)
     codes, scales = quantize_activations(torch.from_numpy(x).to(device))
-    y = compute_experts(shape, on_device[0], codes, scales, *on_device[1:], buffers)
+    arguments = (shape, on_device[0], codes, scales, *on_device[1:])
+    y = compute_prompt_experts(*arguments) if prompt else compute_experts(*arguments, buffers)
     got = combine_experts(*on_device[1:], torch.from_numpy(weights).to(device), y, host_y.to(device))
     yield f"{rows} rows", got, torch.from_numpy(want)
 
@@ -119,6 +166,12 @@ CHECKS = [
     *(_matmul_check(format) for format in QUANT_PLANES),
     _experts_check("IQ3_XXS", "IQ3_XXS", "IQ4_NL", 1),
     _experts_check("Q8_0", "Q4_1", "MXFP4", 4),
+    Check("sort_rows", _compare_sort),
+    *(_grouped_check(format) for format in QUANT_PLANES),
+    Check(
+        "prompt experts",
+        lambda device: _compare_experts(ExpertShape(64, 32, "Q2_0", "Q4_0", "Q8_0"), 4, device, prompt=True),
+    ),
 ]
 
 
@@ -146,9 +199,20 @@ def _experts_launch(format: str, down: str, width: int, ff: int, rows: int, slot
     return Launch(f"experts {format} {down} {width}x{ff} {rows}", lambda: _launch_experts(shape, rows, slots))
 
 
+def _launch_prompt(shape: ExpertShape, rows: int, slots: int) -> torch.Tensor:
+    ids, host_entry = meta(rows, slots, dtype=torch.int64), meta(rows, slots, dtype=torch.int32)
+    quantized = quantize_activations(meta(rows, shape.width))
+    return compute_prompt_experts(shape, meta(512, dtype=torch.int64), *quantized, ids, host_entry)
+
+
 LAUNCHES = [
     *(_matmul_launch(format, rows) for format in QUANT_PLANES for rows in (1, 4)),
     _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 1, 10),
     _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 4, 10),
     _experts_launch("Q4_K", "Q4_K", 2048, 512, 1, 8),
+    *(_matmul_launch(format, 512) for format in QUANT_PLANES),
+    Launch(
+        "prompt experts IQ3_XXS Q2_0 2560x640",
+        lambda: _launch_prompt(ExpertShape(2560, 640, "IQ3_XXS", "IQ3_XXS", "Q2_0"), 512, 10),
+    ),
 ]

@@ -1,0 +1,235 @@
+"""Products of many rows with quantised matrices, for prompts: integer matrix instructions, the same bits.
+
+Integers are exact in any order, so 32 weights of a row are a `tl.dot`; sub-scales, spans and their order are
+the contract's. Rows are sorted by matrix, and a program has rows of one matrix only.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+
+from strata.ops.triton.decode import (
+    float_scales,
+    grid_subs,
+    grid_words,
+    less,
+    plain_codes,
+    plain_subs,
+    plain_words,
+)
+from strata.ops.triton.intrinsics import INTERPRETED
+from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
+
+_ROWS = tl.constexpr(TILE_ROWS)
+_BLOCK = tl.constexpr(ACTIVATION_BLOCK)
+ROWS_AT_ONCE = 64  # rows of activations in a program
+_OUTPUTS_AT_ONCE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class SortedRows:
+    """Rows (or entries, row * slots + slot) sorted by their matrix, cut in blocks of at most `ROWS_AT_ONCE`.
+
+    Args:
+        order: int32 `[entries]`, those of one matrix in ascending order.
+        matrix: int32 `[blocks]`: the matrix of a block, -1 behind the last one.
+        begin, end: int32 `[blocks]`: the block's places in `order`.
+    """
+
+    order: torch.Tensor
+    matrix: torch.Tensor
+    begin: torch.Tensor
+    end: torch.Tensor
+
+
+def sort_rows(ids: torch.Tensor, num_matrices: int) -> SortedRows:
+    """Sort entries by matrix; nothing is read back, the number of blocks is the largest there can be.
+
+    Args:
+        ids: integers `[entries]` below `num_matrices`; entries with a negative one are left out.
+    """
+    entries = ids.numel()
+    key = torch.where(ids < 0, num_matrices, ids).int()
+    sorted_key, order = torch.sort(key, stable=True)
+    bounds = torch.searchsorted(
+        sorted_key, torch.arange(num_matrices + 1, dtype=torch.int32, device=ids.device)
+    )
+    blocks = torch.cumsum((bounds.diff() + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE, 0)
+    most = entries // ROWS_AT_ONCE + min(entries, num_matrices)
+    at = torch.arange(most, device=ids.device)
+    matrix = torch.searchsorted(blocks, at, right=True)
+    used = matrix < num_matrices
+    matrix = torch.where(used, matrix, 0)
+    first = torch.where(matrix > 0, blocks[matrix - 1], 0)
+    begin = bounds[matrix] + (at - first) * ROWS_AT_ONCE
+    end = torch.minimum(begin + ROWS_AT_ONCE, bounds[matrix + 1])
+    return SortedRows(order.int(), torch.where(used, matrix, -1).int(), begin.int(), end.int())
+
+
+def rows_in_order(rows: int, device: torch.device) -> SortedRows:
+    """All `rows` of one matrix."""
+    begin = torch.arange(0, rows, ROWS_AT_ONCE, dtype=torch.int32, device=device)
+    order = torch.arange(rows, dtype=torch.int32, device=device)
+    return SortedRows(order, torch.zeros_like(begin), begin, (begin + ROWS_AT_ONCE).clamp(max=rows))
+
+
+@triton.jit
+def _pair(first, second):
+    """int `[n, w]` twice -> `[n, 2 w]`, taking turns."""
+    joined = tl.join(first, second)
+    return tl.reshape(joined, (first.shape[0], first.shape[1] * 2))
+
+
+@triton.jit
+def _step_bytes(tile, grid, step, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """The 32 weights of a step: int8 `[n, 32]` for `tile` and `row` `[n, 1]`, and a codebook's extra bits."""
+    LOW: tl.constexpr = fact(FORMAT, "low")
+    extra = row
+    if fact(FORMAT, "values") == "grid":
+        PLACES: tl.constexpr = 32 // fact(FORMAT, "index_weights")
+        place = tl.arange(0, PLACES)[None, :]
+        words, more, extra = grid_words(tile, grid, step, place, row, FORMAT, K)
+        if fact(FORMAT, "extra") == 16:
+            words = less(words * 2, 9)
+            more = less(more * 2, 9)
+        if PLACES == 4:
+            words = _pair(words, more)
+    else:
+        low, high = plain_words(tile, step * LOW + tl.arange(0, LOW)[None, :], row, FORMAT, K)
+        words = plain_codes(low, high, 0, FORMAT)
+        if LOW == 4:
+            words = _pair(words, plain_codes(low, high, 1, FORMAT))
+        elif LOW == 2:
+            even = _pair(words, plain_codes(low, high, 2, FORMAT))
+            words = _pair(even, _pair(plain_codes(low, high, 1, FORMAT), plain_codes(low, high, 3, FORMAT)))
+        words = less(words, fact(FORMAT, "offset"))
+    even = _pair(words.to(tl.int8), (words >> 16).to(tl.int8))
+    return _pair(even, _pair((words >> 8).to(tl.int8), (words >> 24).to(tl.int8))), extra
+
+
+@triton.jit
+def _sub_scales(tile, step, half, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Integer sub-scales and sub-minima of half a step (of a step where they are the same), `[n, 1]`."""
+    if fact(FORMAT, "values") == "grid":
+        factor = grid_subs(tile, step, half, row, tl.max(extra, axis=1, keep_dims=True), FORMAT, K)
+        return factor, factor
+    else:
+        sub_block = step * (32 // fact(FORMAT, "sub_block")) + half
+        return plain_subs(tile, sub_block, row, FORMAT, K)
+
+
+@triton.jit
+def _span_sums(
+    tile, grid, a_at, span, row, k, FORMAT: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr,
+):  # fmt: skip
+    """Integer sums of a span, and of its minima: int32 `[rows, n]`; `HALF` of a step is the span, or -1."""
+    SPAN: tl.constexpr = fact(FORMAT, "span")
+    SUB: tl.constexpr = fact(FORMAT, "sub")
+    MINIMUM: tl.constexpr = fact(FORMAT, "minimum")
+    STEPS: tl.constexpr = max(SPAN // 32, 1)
+    HALVES: tl.constexpr = 2 if SUB != "none" and fact(FORMAT, "sub_block") == 16 else 1
+    sums = tl.zeros((a_at.shape[0], tile.shape[0]), tl.int32)
+    minima = tl.zeros((a_at.shape[0], tile.shape[0]), tl.int32)
+    for i in range(STEPS):
+        step = span * STEPS + i if HALF < 0 else span // 2
+        weights, extra = _step_bytes(tile, grid, step, row, FORMAT, K)
+        weights = tl.trans(weights)
+        a = tl.load(a_at + step * 32)
+        if HALF >= 0:
+            a = tl.where(k // 16 == HALF, a, 0)
+        if SUB == "none":
+            sums = tl.dot(a, weights, sums, out_dtype=tl.int32)
+            if MINIMUM != "none":
+                minima += tl.sum(a.to(tl.int32), axis=1, keep_dims=True)
+        else:
+            for half in tl.static_range(HALVES):
+                part = a
+                if HALVES == 2:
+                    part = tl.where(k // 16 == half, a, 0)
+                factor, least = _sub_scales(tile, step, half, row, extra, FORMAT, K)
+                sums += tl.dot(part, weights, out_dtype=tl.int32) * tl.trans(factor)
+                if MINIMUM == "sub":
+                    minima += tl.sum(part.to(tl.int32), axis=1, keep_dims=True) * tl.trans(least)
+    return sums, minima
+
+
+@triton.jit
+def _grouped_kernel(
+    addresses, at, grid, codes, scales, order, matrix, begin, end, y, y_width, y_column, num_out, slots,
+    FORMAT: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+):  # fmt: skip
+    block = tl.program_id(0)
+    which = tl.load(matrix + block)
+    if which >= 0:
+        place = tl.load(begin + block) + tl.arange(0, ROWS)
+        exists = place < tl.load(end + block)
+        entry = tl.load(order + place, mask=exists, other=0)
+        row_of_x = (entry // slots).to(tl.int64)
+        n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
+        base = (tl.load(addresses + which) + at).to(tl.pointer_type(tl.uint8))
+        base = tl.multiple_of(base, 64)
+        last = (num_out + _ROWS - 1) // _ROWS - 1
+        tile = base + (tl.minimum(n // _ROWS, last).to(tl.int64) * tile_bytes(FORMAT, K))[:, None]
+        row = (n % _ROWS)[:, None]
+        k = tl.arange(0, 32)[None, :]
+        a_at = codes + row_of_x[:, None] * K + k
+        x_at = scales + row_of_x * ((K + _BLOCK - 1) // _BLOCK)
+        SPAN: tl.constexpr = fact(FORMAT, "span")
+        MINIMUM: tl.constexpr = fact(FORMAT, "minimum")
+        TWO: tl.constexpr = 2 if SPAN == 16 else 1
+        total = tl.zeros((ROWS, OUTPUTS), tl.float32)
+        for some in range(0, K // SPAN, TWO):
+            for i in tl.static_range(TWO):
+                span = some + i
+                sums, minima = _span_sums(tile, grid, a_at, span, row, k, FORMAT, K, i if TWO == 2 else -1)
+                x_scale = tl.load(x_at + span * SPAN // _BLOCK)[:, None]
+                w_scale = tl.trans(float_scales(tile, span, row, FORMAT, K, "scale"))
+                total = total + sums.to(tl.float32) * w_scale * x_scale
+                if MINIMUM != "none":
+                    least = tl.trans(float_scales(tile, span, row, FORMAT, K, "minimum"))
+                    term = minima.to(tl.float32) * least * x_scale
+                    total = total - term if MINIMUM == "sub" else total + term
+        where = entry.to(tl.int64)[:, None] * y_width + (y_column + n)[None, :]
+        tl.store(y + where, total, mask=exists[:, None] & (n < num_out)[None, :])
+
+
+def has_integer_dot() -> bool:
+    """Whether Triton has matrix or dot instructions for int8 on the card at hand: not before Ampere."""
+    if INTERPRETED:
+        return True
+    target = triton.runtime.driver.active.get_current_target()
+    return target.backend != "cuda" or target.arch >= 80
+
+
+def grouped_matmul(
+    format: str,
+    num_out: int,
+    num_in: int,
+    addresses: torch.Tensor,
+    at: int,
+    grid: torch.Tensor,
+    rows: SortedRows,
+    slots: int,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    out: torch.Tensor,
+    column: int = 0,
+) -> None:
+    """Each row times its matrix `[num_out, num_in]`, into `out`.
+
+    Args:
+        addresses: int64 `[matrices]`, of records with a matrix's planes from byte `at` on, aligned to 64.
+        grid: `quantized_matmul.codebook`.
+        rows: entries; an entry's row of activations is entry // slots.
+        codes, scales: from `quantize_activations`.
+        out: float32 `[entries, any width]`; columns from `column` on are written, at the entry's row.
+    """
+    blocks = rows.matrix.numel()
+    _grouped_kernel[(blocks, triton.cdiv(num_out, _OUTPUTS_AT_ONCE))](
+        addresses, at, grid, codes, scales, rows.order, rows.matrix, rows.begin, rows.end,
+        out, out.shape[1], column, num_out, slots,
+        FORMAT=format, K=num_in, ROWS=ROWS_AT_ONCE, OUTPUTS=_OUTPUTS_AT_ONCE,
+        num_warps=8, num_stages=2, enable_fp_fusion=False,
+    )  # fmt: skip

@@ -1,0 +1,63 @@
+"""The experts of a layer for the rows of a prompt's chunk: docs/NUMERICS.md, the bits of `experts.py`."""
+
+import torch
+
+from strata.ops.triton.experts import ExpertShape, quantize_hidden
+from strata.ops.triton.grouped_matmul import grouped_matmul, sort_rows
+from strata.ops.triton.planes import ACTIVATION_BLOCK
+from strata.ops.triton.quantized_matmul import codebook
+
+
+def compute_prompt_experts(
+    shape: ExpertShape,
+    addresses: torch.Tensor,
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    ids: torch.Tensor,
+    host_entry: torch.Tensor,
+) -> torch.Tensor:
+    """`expert(x[row])` of every entry that this card computes; for `combine_experts`.
+
+    Takes 4 * entries * (2 * ff + width) bytes for what lies between and the result, entries = rows * slots.
+
+    Args:
+        addresses: int64 `[experts]`, of each expert's record in memory that the card reads, aligned to 64.
+        codes, scales: `quantize_activations` of x, `[rows, width]`.
+        ids: int32 or int64 `[rows, slots]`; an unused row has -1 in all slots.
+        host_entry: int32 `[rows, slots]`; negative where this card computes the entry.
+
+    Returns:
+        float32 `[rows * slots, width]`; entries computed elsewhere hold anything.
+    """
+    rows, slots = ids.shape
+    entries, device = rows * slots, codes.device
+    grids = [codebook(format, device) for format in (shape.gate, shape.up, shape.down)]
+    sorted_rows = sort_rows(torch.where(host_entry < 0, ids, -1).reshape(-1), addresses.numel())
+    hidden = torch.empty(entries, 2 * shape.ff, dtype=torch.float32, device=device)
+    for format, grid, at, column in (
+        (shape.gate, grids[0], 0, 0),
+        (shape.up, grids[1], shape.up_at, shape.ff),
+    ):
+        grouped_matmul(
+            format,
+            shape.ff,
+            shape.width,
+            addresses,
+            at,
+            grid,
+            sorted_rows,
+            slots,
+            codes,
+            scales,
+            hidden,
+            column,
+        )
+    hidden_codes = torch.empty(entries, shape.ff, dtype=torch.int8, device=device)
+    hidden_scales = torch.empty(entries, -(-shape.ff // ACTIVATION_BLOCK), dtype=torch.float32, device=device)
+    quantize_hidden(ids, host_entry, hidden, hidden_codes, hidden_scales)
+    y = torch.empty(entries, shape.width, dtype=torch.float32, device=device)
+    grouped_matmul(
+        shape.down, shape.width, shape.ff, addresses, shape.down_at, grids[2], sorted_rows, 1,
+        hidden_codes, hidden_scales, y,
+    )  # fmt: skip
+    return y
