@@ -10,16 +10,24 @@ QUANTIZED = 128
 
 
 @triton.jit
-def _rms_norm(x, y, weight, total, out, codes, scales, EPSILON: tl.constexpr, WIDTH: tl.constexpr,
-              BLOCK: tl.constexpr, ADD: tl.constexpr, QUANTIZE: tl.constexpr):  # fmt: skip
-    """A program is a group of a row; the block is the same for any number of rows, and so is its sum."""
+def _rms_norm(x, y, strength, weight, total, out, codes, scales, EPSILON: tl.constexpr, WIDTH: tl.constexpr,
+              BLOCK: tl.constexpr, ADD: tl.constexpr, STREAMS: tl.constexpr,
+              QUANTIZE: tl.constexpr):  # fmt: skip
+    """A program is a group of a row; the block is the same for any number of rows, and so is its sum.
+
+    With STREAMS the groups are streams, to all of which the same `y` is added, `strength` times.
+    """
     row, group = tl.program_id(1).to(tl.int64), tl.program_id(0)
     start = (row * tl.num_programs(0) + group) * WIDTH
     column = tl.arange(0, BLOCK)
     mask = column < WIDTH
     value = tl.load(x + start + column, mask, other=0.0)
-    if ADD:
+    if STREAMS:
+        more = tl.load(y + row * WIDTH + column, mask, other=0.0)
+        value += tl.load(strength + row * tl.num_programs(0) + group) * more
+    elif ADD:
         value += tl.load(y + start + column, mask, other=0.0)
+    if ADD:
         tl.store(total + start + column, value, mask)
     scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + EPSILON)
     value = value * scale * tl.load(weight + group * WIDTH + column, mask, other=0.0)
@@ -34,7 +42,7 @@ def _rms_norm(x, y, weight, total, out, codes, scales, EPSILON: tl.constexpr, WI
         tl.store(scales + first + block, tl.reshape(code_scale, [BLOCKS]), block < USED)
 
 
-def _launch(x, y, weight, epsilon, quantized):
+def _launch(x, y, strength, weight, epsilon, quantized):
     rows, (groups, width) = x.shape[0], (1, *x.shape[1:])[-2:]
     if quantized is not None and groups > 1 and width % QUANTIZED:
         raise ValueError(f"groups of {width} are no whole blocks of {QUANTIZED} activations")
@@ -43,9 +51,9 @@ def _launch(x, y, weight, epsilon, quantized):
     codes, scales = quantized or (out, out)
     block = max(triton.next_power_of_2(width), QUANTIZED)
     _rms_norm[(groups, rows)](
-        x, y, weight, total, out, codes, scales, EPSILON=epsilon, WIDTH=width, BLOCK=block,
-        ADD=y is not None, QUANTIZE=quantized is not None, num_warps=4 if block > 512 else 1,
-        enable_fp_fusion=False,
+        x, y, strength, weight, total, out, codes, scales, EPSILON=epsilon, WIDTH=width, BLOCK=block,
+        ADD=y is not None, STREAMS=strength is not None, QUANTIZE=quantized is not None,
+        num_warps=4 if block > 512 else 1, enable_fp_fusion=False,
     )  # fmt: skip
     return total, out
 
@@ -67,7 +75,7 @@ def rms_norm(
     Raises:
         ValueError: there are groups to be quantised and their width is no multiple of 128.
     """
-    return _launch(x, None, weight, epsilon, quantized)[1]
+    return _launch(x, None, None, weight, epsilon, quantized)[1]
 
 
 def add_rms_norm(
@@ -78,4 +86,24 @@ def add_rms_norm(
     quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """`x + y`, and `rms_norm` of it. Arguments as there; `y` as `x`."""
-    return _launch(x, y, weight, epsilon, quantized)
+    return _launch(x, y, None, weight, epsilon, quantized)
+
+
+def write_rms_norm(
+    residual: torch.Tensor,
+    output: torch.Tensor,
+    inject: torch.Tensor,
+    weight: torch.Tensor,
+    epsilon: float,
+    quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Add a block's output to each stream, and `rms_norm` of each.
+
+    Args:
+        residual: float32 `[rows, streams, width]`, contiguous.
+        output: float32 `[rows, width]`, contiguous.
+        inject: float32 `[rows, streams]`, how strongly it is added.
+        weight: float32 `[streams, width]`.
+        epsilon, quantized: as in `rms_norm`.
+    """
+    return _launch(residual, output, inject, weight, epsilon, quantized)
