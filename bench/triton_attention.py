@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -18,9 +19,12 @@ import torch
 from strata.ops.triton.attention import Parts, attend_prompt, attend_window, plan_attention
 from strata.ops.triton.block_selection import Scratch, select_blocks
 from strata.ops.triton.checks import attention as dense_checks
+from strata.ops.triton.checks import sampling as sampling_checks
 from strata.ops.triton.checks import sparse_attention as sparse_checks
 from strata.ops.triton.kv import PagedKV, append_kv, gate_of
 from strata.ops.triton.rotary import angles
+from strata.ops.triton.sampling import Lanes, sample, settings
+from strata.ops.triton.sampling import Scratch as SamplingScratch
 from strata.ops.triton.sparse_attention import IndexState, append_index
 
 CARD = torch.device("cuda")
@@ -200,10 +204,39 @@ def _sparse(
     table.add(f"attend {name}", attend, rows * keys * layers.token_bytes, 4 * rows * heads * DIM * keys)
 
 
+def sampling(table: Table, vocab: int = 248320) -> None:
+    """Logits with the spread of a model's; each setting for 1 and 4 rows."""
+    kinds = {
+        "greedy": (settings(temperature=0.0), 0),
+        "penalties": (settings(temperature=0.0, repetition_penalty=1.1), 0),
+        "temperature": (settings(), 0),
+        "top-k 20": (settings(0.7), 20),
+        "top-p 0.95": (settings(top_p=0.95), 0),
+        "top-k 20, top-p 0.8, min-p 0.05": (settings(0.7, top_p=0.8, min_p=0.05), 20),
+    }
+    for rows in (1, 4):
+        ints = {"dtype": torch.int32, "device": CARD}
+        logits = torch.randn(rows, vocab, device=CARD) * 2.5
+        lane, zeros, ones = torch.arange(rows, **ints), torch.zeros(rows, **ints), torch.ones(rows, **ints)
+        mask, chosen = torch.full((rows, vocab // 32), -1, **ints), torch.empty(rows, **ints)
+        lanes, scratch = Lanes.new(rows, vocab, CARD), SamplingScratch.new(rows, vocab, CARD)
+        for name, (numbers, top_k) in kinds.items():
+            lanes.numbers[:] = torch.tensor(numbers, dtype=torch.float64)
+            lanes.whole[:, 1] = top_k
+            table.add(
+                f"sample {rows}, {name}",
+                partial(_sample, logits, lane, zeros, ones, mask, lanes, scratch, chosen),
+            )
+
+
+def _sample(logits, lane, zeros, ones, mask, lanes, scratch, chosen, i: int) -> None:
+    sample(logits, lane, zeros, zeros, ones, mask, lanes, scratch, chosen)
+
+
 def check() -> list[dict]:
     """Every check on the card."""
     results = []
-    for part in (dense_checks, sparse_checks):
+    for part in (dense_checks, sparse_checks, sampling_checks):
         for check in part.CHECKS:
             outcomes = list(check.run(CARD))
             failed = [f"{outcome.case}: {outcome.error:.1e}" for outcome in outcomes if not outcome.passed]
@@ -224,6 +257,7 @@ def main() -> None:
     try:
         dense(table)
         sparse(table)
+        sampling(table)
     finally:
         result = {"card": torch.cuda.get_device_name(), "copy GB/s": table.copy, "checks": checks}
         arguments.json.write_text(json.dumps(result | {"rows": table.rows}, indent=1))

@@ -23,7 +23,11 @@ from strata.ops.triton.kv import KVShape, PagedKV, cell_of, load_cells
 MIN_SPLIT = 64  # keys
 MAX_SPLITS = 64  # from 4096 keys on splits grow instead
 TILE = 32  # keys
+AHEAD = 8  # splits that are loaded at a time to be merged
 PROMPT_ROWS = 16  # of a prompt's tile, query heads of a key-value head counted
+WINDOW_OPTIONS = {"num_warps": 4, "num_stages": 1}
+MERGE_OPTIONS = {"num_warps": 1}
+PROMPT_OPTIONS = {"num_warps": 4, "num_stages": 1}
 _LOG2_E = 1.4426950408889634
 _NOTHING = tl.constexpr(float("-inf"))
 
@@ -49,14 +53,22 @@ class Plan(NamedTuple):
     tile: int
 
     @property
-    def splits(self) -> int:
-        """Splits that a row has, at most."""
+    def most(self) -> int:
+        """Keys that a row sees, at most."""
         most = self.kv.lane_pages * self.kv.page
         if self.block:
             most = min(most, (self.budget + 1) * self.block - 1)
-        if self.window:  # it may begin in the middle of a split
-            return min(self.max_splits, -(-min(most, self.window) // self.min_split)) + 1
-        return min(self.max_splits, -(-most // self.min_split))
+        return min(most, self.window) if self.window else most
+
+    @property
+    def splits(self) -> int:
+        """Splits that a row has, at most; a window may begin in the middle of one."""
+        return min(self.max_splits, -(-self.most // self.min_split)) + (self.window > 0)
+
+    @property
+    def doublings(self) -> int:
+        """How often splits double, at most."""
+        return max(0, (-(-self.most // (self.min_split * self.max_splits)) - 1).bit_length())
 
 
 @triton.jit
@@ -71,7 +83,8 @@ def _spans(position, PLAN: tl.constexpr):
         low = tl.maximum(count - PLAN.window, 0)
         visible = count - low
     length = low * 0 + PLAN.min_split
-    for _ in tl.static_range(18):
+    DOUBLINGS: tl.constexpr = PLAN.doublings
+    for _ in tl.static_range(DOUBLINGS):
         length = tl.where(length * PLAN.max_splits < visible, 2 * length, length)
     return low, count, left_out, length
 
@@ -310,8 +323,7 @@ def attend_window(
         kv,
         PLAN=plan,
         MEMBERS=members,
-        num_warps=4,
-        num_stages=1,
+        **WINDOW_OPTIONS,
         enable_fp_fusion=False,
     )
     _merge_kernel[(rows, plan.heads)](
@@ -322,8 +334,8 @@ def attend_window(
         out,
         SPLITS=plan.splits,
         PLAN=plan,
-        AHEAD=8,
-        num_warps=1,
+        AHEAD=min(AHEAD, plan.splits),
+        **MERGE_OPTIONS,
         enable_fp_fusion=False,
     )
 
@@ -362,7 +374,6 @@ def attend_prompt(
         PLAN=plan,
         TOKENS=tokens,
         MEMBERS=members,
-        num_warps=4,
-        num_stages=1,
+        **PROMPT_OPTIONS,
         enable_fp_fusion=False,
     )

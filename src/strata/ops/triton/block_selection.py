@@ -10,11 +10,12 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.arithmetic import pairwise_sum
 from strata.ops.triton.kv import PagedKV
 
 SEGMENT = 4096  # blocks whose best are chosen at once
 _TILE = 64  # blocks that are scored at once
-_ROWS = 16  # rows of a tile: what matrix units take
+_ROWS = 8  # rows of a tile, times index heads
 
 
 @triton.jit
@@ -35,37 +36,35 @@ def _score_kernel(
     TILE: tl.constexpr,
 ):
     """Scores of a tile of blocks for ROWS rows, of whatever lanes: lane after lane."""
-    begin = tl.program_id(0) * ROWS
-    own = begin + tl.arange(0, ROWS)
-    lanes = tl.load(rows[0] + own, mask=own < num_rows, other=-1)
-    complete = (tl.load(rows[1] + own, mask=own < num_rows, other=0) + 1) // BLOCK
-    complete = tl.where((lanes >= 0) & (complete > BUDGET), complete, 0)
-    block = tl.program_id(1) * TILE + tl.arange(0, TILE)
-    if tl.program_id(1) * TILE < tl.max(complete, 0):
-        d = tl.arange(0, DIM)
-        before = -1
-        for i in range(0, tl.minimum(ROWS, num_rows - begin)):
-            lane = tl.load(rows[0] + begin + i)
-            mine = tl.where(lanes == lane, complete, 0)
-            last = tl.max(mine, 0)
-            if (lane != before) & (lane >= 0) & (tl.program_id(1) * TILE < last):
-                page = lane.to(tl.int64) * LANE_PAGES + block // PAGE_BLOCKS
-                page = tl.load(page_table + page, mask=block < last, other=0).to(tl.int64)
-                cell = page * PAGE_BLOCKS + block % PAGE_BLOCKS
-                keys = tl.load(
-                    block_keys + cell[:, None] * DIM + d[None], mask=(block < last)[:, None], other=0.0
-                )
-                total = tl.zeros([ROWS, TILE], tl.float32)
-                for head in tl.static_range(HEADS):
-                    at = (own.to(tl.int64) * HEADS + head)[:, None] * DIM + d[None]
-                    x = tl.load(q + at, mask=(mine > 0)[:, None], other=0.0)
-                    high = x.to(tl.float16)
-                    low = ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
-                    score = tl.dot(high, tl.trans(keys)) + tl.dot(low, tl.trans(keys)) * (1.0 / 2048.0)
-                    total += tl.maximum(score, 0.0)
-                at = own.to(tl.int64)[:, None] * (LANE_PAGES * PAGE_BLOCKS) + block[None]
-                tl.store(scores + at, total, mask=block[None] < mine[:, None])
-            before = lane
+    begin, first = tl.program_id(0) * ROWS, tl.program_id(1) * TILE
+    row, block, d = begin + tl.arange(0, ROWS), first + tl.arange(0, TILE), tl.arange(0, DIM)
+    lanes = tl.load(rows[0] + row, mask=row < num_rows, other=-1)
+    complete = (tl.load(rows[1] + row, mask=row < num_rows, other=0) + 1) // BLOCK
+    complete = tl.where(lanes >= 0, tl.where(complete > BUDGET, complete, 0), 0)
+    if tl.max(complete, 0) <= first:
+        return
+    member = tl.arange(0, ROWS * HEADS)
+    x = q + (begin.to(tl.int64) * HEADS + member)[:, None] * DIM + d[None]
+    x = tl.load(x, mask=(begin + member // HEADS < num_rows)[:, None], other=0.0)
+    high = x.to(tl.float16)
+    low = ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+    lane = tl.max(lanes, 0)
+    while lane >= 0:
+        mine = tl.where(lanes == lane, complete, 0)
+        exists = block < tl.max(mine, 0)
+        page = tl.load(
+            page_table + lane.to(tl.int64) * LANE_PAGES + block // PAGE_BLOCKS, mask=exists, other=0
+        )
+        cell = page.to(tl.int64) * PAGE_BLOCKS + block % PAGE_BLOCKS
+        keys = tl.load(block_keys + cell[:, None] * DIM + d[None], mask=exists[:, None], other=0.0)
+        keys = tl.trans(keys)
+        score = tl.maximum(tl.dot(high, keys) + tl.dot(low, keys) * (1.0 / 2048.0), 0.0)
+        # the sum over heads, neighbours first: in this order wherever in the tile a row is
+        score = tl.permute(tl.reshape(score, [ROWS, HEADS, TILE]), [0, 2, 1])
+        score = pairwise_sum(tl.reshape(score, [ROWS * TILE, HEADS]), ROWS * TILE, HEADS)
+        at = row.to(tl.int64)[:, None] * (LANE_PAGES * PAGE_BLOCKS) + block[None]
+        tl.store(scores + at, tl.reshape(score, [ROWS, TILE]), mask=block[None] < mine[:, None])
+        lane = tl.max(tl.where(lanes < lane, lanes, -1), 0)
 
 
 @triton.jit
@@ -78,14 +77,27 @@ def _best(score, count, budget):
     # float32 that are not negative are in the order of their bits; + 1, so that 0 is less than all of them
     key = tl.where(index < count, score.to(tl.int32, bitcast=True) + 1, 0)
     budget = tl.minimum(budget, count)
-    # at least `budget` keys reach `low`, fewer reach `high`; when exactly `budget` do, these are the ones
+    # At least `budget` keys reach `low`, fewer reach `high`; when exactly `budget` do, these are the ones.
+    # Three counts at a time, 20 bits for each, quarter what is between.
     low, high, reach = 1, tl.max(key, 0) + 1, count
     while (high - low > 1) & (reach > budget):
-        middle = low + (high - low) // 2
-        number = tl.sum((key >= middle).to(tl.int32), 0)
-        enough = number >= budget
-        low, high = tl.where(enough, middle, low), tl.where(enough, high, middle)
-        reach = tl.where(enough, number, reach)
+        step = tl.maximum((high - low) // 4, 1)
+        one, two, three = low + step, tl.minimum(low + 2 * step, high), tl.minimum(low + 3 * step, high)
+        counts = (
+            (key >= one).to(tl.int64)
+            + ((key >= two).to(tl.int64) << 20)
+            + ((key >= three).to(tl.int64) << 40)
+        )
+        counts = tl.sum(counts, 0)
+        at_one, at_two, at_three = counts & 0xFFFFF, (counts >> 20) & 0xFFFFF, counts >> 40
+        high = tl.where(
+            at_one < budget, one, tl.where(at_two < budget, two, tl.where(at_three < budget, three, high))
+        )
+        low = tl.where(
+            at_three >= budget, three, tl.where(at_two >= budget, two, tl.where(at_one >= budget, one, low))
+        )
+        number = tl.where(at_three >= budget, at_three, tl.where(at_two >= budget, at_two, at_one))
+        reach = tl.where(at_one >= budget, number.to(tl.int32), reach)
     above = tl.where(reach > budget, low, low - 1)  # above it all are chosen, at it the first ones
     greater, equal = key > above, key == above
     ties = budget - tl.sum(greater.to(tl.int32), 0)
