@@ -41,6 +41,11 @@ class Plan(NamedTuple):
         window: tokens that a row sees, its own included; 0 for all.
         block: tokens of a block that sparse attention chooses; 0 for dense attention.
         budget: blocks that it chooses.
+        min_split: keys of a row's shortest splits.
+        doublings: how often splits grow, at most.
+        max_splits: of a row whose splits have grown.
+        splits: of a row, at most; a window may begin in the middle of one.
+        tile: keys that are computed with at once.
     """
 
     kv: KVShape
@@ -49,26 +54,10 @@ class Plan(NamedTuple):
     block: int
     budget: int
     min_split: int
+    doublings: int
     max_splits: int
+    splits: int
     tile: int
-
-    @property
-    def most(self) -> int:
-        """Keys that a row sees, at most."""
-        most = self.kv.lane_pages * self.kv.page
-        if self.block:
-            most = min(most, (self.budget + 1) * self.block - 1)
-        return min(most, self.window) if self.window else most
-
-    @property
-    def splits(self) -> int:
-        """Splits that a row has, at most; a window may begin in the middle of one."""
-        return min(self.max_splits, -(-self.most // self.min_split)) + (self.window > 0)
-
-    @property
-    def doublings(self) -> int:
-        """How often splits double, at most."""
-        return max(0, (-(-self.most // (self.min_split * self.max_splits)) - 1).bit_length())
 
 
 @triton.jit
@@ -280,9 +269,24 @@ class Parts(NamedTuple):
         return cls(*(torch.empty(*shape, *last, device=device) for last in ((), (), (plan.kv.dim,))))
 
 
-def plan_attention(kv: PagedKV, heads: int, window: int = 0, block: int = 0, budget: int = 0) -> Plan:
+def plan_attention(
+    kv: PagedKV,
+    heads: int,
+    window: int = 0,
+    block: int = 0,
+    budget: int = 0,
+    min_split: int = MIN_SPLIT,
+    max_splits: int = MAX_SPLITS,
+) -> Plan:
     """How `heads` query heads attend to pages, see `Plan`."""
-    return Plan(kv.shape, heads, window, block, budget, MIN_SPLIT, MAX_SPLITS, TILE)
+    keys = kv.shape.lane_pages * kv.shape.page
+    if block:
+        keys = min(keys, (budget + 1) * block - 1)
+    if window:
+        keys = min(keys, window)
+    doublings = max(0, triton.cdiv(keys, min_split * max_splits) - 1).bit_length()
+    splits = min(max_splits, triton.cdiv(keys, min_split)) + (window > 0)
+    return Plan(kv.shape, heads, window, block, budget, min_split, doublings, max_splits, splits, TILE)
 
 
 def attend_window(

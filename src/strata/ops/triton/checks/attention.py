@@ -82,8 +82,7 @@ def reference(
 
 def small_plan(kv: PagedKV, shape: Heads, block: int = 0, budget: int = 0) -> Plan:
     """A plan whose splits grow early, so that few keys show it."""
-    plan = plan_attention(kv, shape.heads, shape.window, block, budget)
-    return plan._replace(min_split=32, max_splits=3)
+    return plan_attention(kv, shape.heads, shape.window, block, budget, min_split=32, max_splits=3)
 
 
 def run_window(q, lane, position, kv, plan: Plan, gate, blocks=None) -> torch.Tensor:
