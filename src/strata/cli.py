@@ -34,6 +34,10 @@ COMMANDS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
         "Say what of a model would go where, on this machine or another, and how fast it would be.",
         (("model", "MODEL", "a GGUF file, a folder, or a known model: qwen3.8-flash-next, ..."),),
     ),
+    "synth": (
+        "Run a model of real geometry with made-up weights, to see how fast it would be, or write it.",
+        (("model", "MODEL", "a known model: qwen3.8-flash-next, ..."),),
+    ),
     "logits": ("Write the float32 logits of every position of a token list.", ()),
 }
 

@@ -49,7 +49,7 @@ class Options(BaseModel):
 
     config: Annotated[
         Path | None,
-        Scope("serve", "demo", "chat", "pull", "logits", "doctor", "plan"),
+        Scope("serve", "demo", "chat", "pull", "logits", "doctor", "plan", "synth"),
         Flag("FILE", env="STRATA_CONFIG", in_file=False),
         Field(description=f"Config file; {CONFIG_FILE} in the working directory when there is one."),
     ] = None
@@ -89,7 +89,7 @@ class Options(BaseModel):
     ] = None
     threads: Annotated[
         int | None,
-        Scope(*_ENGINE, "logits"),
+        Scope(*_ENGINE, "logits", "synth"),
         Field(
             ge=1, le=1024, description="CPU threads; the physical cores this process may use when not given."
         ),
@@ -272,7 +272,7 @@ class Options(BaseModel):
     ] = False
     quant: Annotated[
         str | None,
-        Scope("plan"),
+        Scope("plan", "synth"),
         Flag("NAME", in_file=False),
         Field(min_length=1, description="Quantisation of a known model, e.g. iq3_xxs."),
     ] = None
@@ -335,9 +335,48 @@ class Options(BaseModel):
         Scope("plan"),
         Field(description="Keys and values on the card: f16, or int8, which changes text slightly."),
     ] = "f16"
+    layers: Annotated[
+        int | None,
+        Scope("synth"),
+        Flag(in_file=False),
+        Field(ge=2, description="Layers; as many as the model has when not given."),
+    ] = None
+    experts: Annotated[
+        int | None,
+        Scope("synth"),
+        Flag(in_file=False),
+        Field(ge=1, description="Experts of a layer; as many as the model has when not given."),
+    ] = None
+    gguf: Annotated[
+        Path | None,
+        Scope("synth"),
+        Flag("FILE.gguf", in_file=False, name="out"),
+        Field(description="Write the model to this file instead of running it."),
+    ] = None
+    trace: Annotated[
+        Path | None,
+        Scope("synth"),
+        Flag("FILE.npz", in_file=False),
+        Field(description="Use experts as this trace says; a made-up one when not given."),
+    ] = None
+    prompt_tokens: Annotated[
+        int,
+        Scope("synth"),
+        Flag(in_file=False),
+        Field(ge=1, le=1 << 20, description="Length of the prompt that is read."),
+    ] = 512
+    decode_tokens: Annotated[
+        int, Scope("synth"), Flag(in_file=False), Field(ge=1, description="Tokens that are decoded.")
+    ] = 64
+    record_trace: Annotated[
+        Path | None,
+        Scope("logits"),
+        Flag("FILE.npz", in_file=False),
+        Field(description="Also write which experts each token was sent to."),
+    ] = None
     as_json: Annotated[
         bool,
-        Scope("doctor", "plan"),
+        Scope("doctor", "plan", "synth"),
         Flag(in_file=False, name="json"),
         Field(description="Print JSON instead of a table."),
     ] = False

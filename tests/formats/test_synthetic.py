@@ -46,10 +46,11 @@ def test_weights_have_mean_zero_and_the_deviation_asked_for(format):
 def test_a_made_up_model_loads_and_stays_of_order_one(architecture):
     checkpoint = made_up(architecture, next(iter(mixes_of(SMALLER[architecture]))))
     model = load_model(DecodedWeights(checkpoint, cache_bytes=1 << 28))
-    tokens = np.random.default_rng(0).integers(0, 300, 40).tolist()
+    tokens = np.random.default_rng(0).choice(300, 40, replace=False).tolist()
     logits = model.forward(tokens, model.new_state(), all_logits=True)
     assert 0.2 < logits.std() < 5
-    assert len(set(logits.argmax(-1).tolist())) > 15  # tokens matter
+    between = np.corrcoef(logits.numpy())[np.triu_indices(len(tokens), 1)]
+    assert np.abs(between).mean() < 0.7  # tokens matter
 
 
 @pytest.mark.parametrize("name", ["qwen3.8-flash-next", "qwen3-30b-a3b"])

@@ -19,6 +19,7 @@ def run(options: Options) -> None:
         StrataError: the token file or a token in it is wrong, the model is scripted, the disk is full.
     """
     from strata.engine.loading import load
+    from strata.engine.routing import RouteRecorder
     from strata.hardware.cpu import usable_cpus
     from strata.models import open_checkpoint
 
@@ -38,7 +39,10 @@ def run(options: Options) -> None:
             lambda done, total: progress.update(task, completed=done, total=total),
         )
     check_tokens(tokens, loaded.model.config.vocab_size, options.tokens)
+    recorder = None if options.record_trace is None else RouteRecorder(loaded.model)
     write_logits(loaded.model, tokens, options.out)
+    if recorder is not None:
+        recorder.trace().save(options.record_trace)
     print(f"{options.out}: float32 [{len(tokens)}, {loaded.model.config.vocab_size}]")
 
 

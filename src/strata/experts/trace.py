@@ -74,9 +74,12 @@ class Trace:
         return counts.reshape(self.layers, self.experts).astype(np.int32)
 
     def save(self, path: Path) -> None:
-        """Write a `.npz` file."""
-        with path.open("wb") as file:  # given a path, numpy would add a suffix
-            np.savez_compressed(file, version=VERSION, ids=self.ids, experts=self.experts)
+        """Write a `.npz` file; TraceError where that cannot be."""
+        try:
+            with path.open("wb") as file:  # given a path, numpy would add a suffix
+                np.savez_compressed(file, version=VERSION, ids=self.ids, experts=self.experts)
+        except OSError as error:
+            raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from error
 
     @classmethod
     def load(cls, path: Path) -> "Trace":

@@ -88,7 +88,7 @@ class SyntheticCheckpoint(Checkpoint):
         info = self.tensors[name]
         fmt = FORMATS[info.format]
         pool, blocks = self._pool(info), info.shape[1] // fmt.block_size
-        first = self._place(info, 0, len(pool)) + rows.numpy() * blocks
+        first = self._place(info, 0) + rows.numpy() * blocks
         wanted = pool[(first[:, None] + np.arange(blocks)) % len(pool)]
         return torch.from_numpy(fmt.dequantize(wanted.reshape(-1, fmt.block_bytes)).reshape(len(rows), -1))
 
@@ -96,18 +96,21 @@ class SyntheticCheckpoint(Checkpoint):
         """`num_bytes` from the place of slice `index`, `skip` bytes on, round and round the pool."""
         pool = self._pool(info)
         stored = pool.reshape(-1)
-        begin = (self._place(info, index, len(pool)) * pool.shape[1] + skip) % stored.size
+        begin = (self._place(info, index) * pool.shape[1] + skip) % stored.size
         while num_bytes:
             piece = stored[begin : begin + num_bytes]
             yield piece
             num_bytes, begin = num_bytes - piece.size, 0
 
-    def _place(self, info: TensorInfo, index: int, count: int) -> int:
-        """The block of a pool where slice `index` of a tensor begins."""
+    def _place(self, info: TensorInfo, index: int) -> int:
+        """The block of its pool where slice `index` of a tensor begins, so that it ends in it if it can."""
         if info.name in self._constants:
             return 0
+        pool = self._pool(info)
+        slices = info.shape[0] if len(info.shape) == 3 else 1
+        length = info.num_bytes // slices // pool.shape[1]
         digest = hashlib.blake2b(f"{self.seed} {info.name} {index}".encode(), digest_size=8).digest()
-        return int.from_bytes(digest, "little") % count
+        return int.from_bytes(digest, "little") % (len(pool) - length if length < len(pool) else len(pool))
 
     def _pool(self, info: TensorInfo) -> np.ndarray:
         """Read-only blocks, uint8 `[blocks, block bytes]`, of the tensor's format and row length."""
