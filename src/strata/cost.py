@@ -23,14 +23,14 @@ LANE_BYTES = {
     5: 3.94e9,
     6: 7.56e9,
 }  # PCIe, each lane, in a second
-ZERO_COPY_SHARE, COPY_SHARE = 0.81, 0.87  # of that: 51 and 55 of 63 GB/s were measured on generation 5 x 16
+COPY_SHARE = 0.87  # of that: 55 of 63 GB/s were measured on generation 5 x 16
 # Bytes of weights that a core multiplies in a second; AVX2 from bench/cpu_kernels.py on Zen 3, VNNI:
 # FIELD.md F 3.1
 CORE_BYTES = {"avx2": 5e9, "avxvnni": 10e9, "avx512": 12e9, "amx": 12e9, "": 1e9, "portable": 1e9}
 # Multiply-adds of prompts likewise; above AVX2 in proportion to what an instruction does
 CORE_PRODUCTS = {"avx2": 20e9, "avxvnni": 40e9, "avx512": 80e9, "amx": 400e9, "": 1e9, "portable": 2e9}
 KERNELS_PER_LAYER = 12
-HANDSHAKE_S = 6e-6  # FIELD.md F 3.1
+HANDSHAKE_S = 8e-6  # the smallest job from a card and back: docs/JOBS.md, on an H200
 CPU_ROW = 0.3  # of an expert's time, for each further row (F 3.4: from two rows on products are the limit)
 # Distinct experts of a window of 1, 2, ... rows over those of one: F 3.1
 DISTINCT = (1.0, 1.70, 2.31, 2.88, 3.40, 3.89, 4.35, 4.80)
@@ -58,12 +58,14 @@ class Efficiency(msgspec.Struct, frozen=True):
         vram: share of a card's bandwidth that products of a few rows reach.
         kernel: seconds that each kernel of a step takes besides reading its weights.
         host: share of main memory's bandwidth that the processor's products reach.
+        link: share of the link that kernels reach which read host memory in place.
         prompt: share of the card's int8 peak that prompts reach.
     """
 
     vram: float
     kernel: float
     host: float
+    link: float
     prompt: float
 
 
@@ -71,8 +73,9 @@ class Efficiency(msgspec.Struct, frozen=True):
 # one by itself 5 us (FIELD.md F 3.1); a model all in VRAM decoded at 87 tokens/s where weights alone would
 # allow 180 (E 2a, SGLang). Prompts: RTX 3090 and R9700 7.6 %, RTX 5070 and 5090 13 %, RX 7900 XTX 16 % of
 # the peak (C, E).
-LOW = Efficiency(0.55, 10e-6, 0.6, 0.075)
-HIGH = Efficiency(0.8, 5e-6, 0.8, 0.16)
+# Of generation 5 x 16 our kernels of experts reached 35 of 63 GB/s on an H200, plain reads 51.
+LOW = Efficiency(vram=0.55, kernel=10e-6, host=0.6, link=0.55, prompt=0.075)
+HIGH = Efficiency(vram=0.8, kernel=5e-6, host=0.8, link=0.81, prompt=0.16)
 
 
 class Rates(msgspec.Struct, frozen=True, kw_only=True):
@@ -145,7 +148,7 @@ def rates_of(hardware: Hardware, card: Card | None, efficiency: Efficiency) -> R
     isa = hardware.cpu.isa
     return Rates(
         vram=None if vram is None else efficiency.vram * vram,
-        link=min(host, (card and card.zero_copy_bandwidth) or ZERO_COPY_SHARE * pcie),
+        link=min(host, (card and card.zero_copy_bandwidth) or efficiency.link * pcie),
         copy=min(host, (card and card.link_bandwidth) or COPY_SHARE * pcie),
         host=host,
         cpu=min(efficiency.host * host, hardware.cpu.cores * CORE_BYTES.get(isa, CORE_BYTES["avx2"])),
