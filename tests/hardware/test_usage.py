@@ -18,7 +18,7 @@ def test_work_shows_as_processor_time_and_memory():
     assert before is not None and after is not None and len(block) == 32 << 20
     assert after.cpu_s - before.cpu_s > 0.2
     assert after.rss_bytes - before.rss_bytes > 16 << 20
-    assert after.threads >= 1
+    assert (after.pid, after.threads >= 1) == (os.getpid(), True)
     assert machine_use().cpu_busy_s - machine.cpu_busy_s > 0.1
     assert 0 < machine.ram_available_bytes <= machine.ram_bytes
     assert machine.cpus == psutil.cpu_count()

@@ -1,12 +1,18 @@
 """A page of the web app in a browser that notes what must not happen."""
 
 import json
+import re
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Locator, Page, expect
 
 TIMEOUT_MS = 30_000  # a busy machine is no failure
 expect.set_options(timeout=TIMEOUT_MS)
+
+
+def containing(text: str) -> re.Pattern[str]:
+    """What matches a text with this in it."""
+    return re.compile(re.escape(text))
 
 
 class WebPage:
@@ -105,6 +111,10 @@ class WebPage:
         self.say(text)
         expect(self.page.get_by_role("status").filter(has_text="The answer is complete.")).to_be_attached()
         return self.answers.last
+
+    def region(self, name: str) -> Locator:
+        """A named part of the page."""
+        return self.page.get_by_role("region", name=name, exact=True)
 
     def fits(self) -> bool:
         """Whether nothing is wider than the window."""

@@ -17,6 +17,7 @@ LINES: dict[str, list] = {
     "thinking": ["<think>", "\nLet me", {"sleep": 0.6}, " see.\n", "</think>", "\n\n", "It is ", "**4**."],
     "slow": ["go ", *(["on ", {"sleep": 0.02}] * 1500)],
     "code": [CODE[i : i + 3] for i in range(0, len(CODE), 3)],
+    "crash": ["x", {"crash": True}],
     "hostile": ["<think>", "\n", HOSTILE, "\n", "</think>", "\n\n", *HOSTILE.splitlines(keepends=True)],
     "call": [
         "<tool_call>",
@@ -46,6 +47,13 @@ def browser() -> Iterator[Browser]:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     with ApiServer(list(LINES.values()), tmp_path_factory.mktemp("web"), "--lanes", "2") as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def embedded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A server with the embedded model."""
+    with ApiServer([["unused"]], tmp_path_factory.mktemp("embedded"), "--model", "embedded") as server:
         yield server
 
 

@@ -12,11 +12,13 @@ class ProcessUse:
     """A process.
 
     Args:
+        pid: its number.
         cpu_s: seconds of processor time since its start, of all its threads.
         rss_bytes: memory that it has in RAM, pages of mapped files included.
         threads: how many it has.
     """
 
+    pid: int
     cpu_s: float
     rss_bytes: int
     threads: int
@@ -45,7 +47,8 @@ def process_use(pid: int | None = None) -> ProcessUse | None:
         process = psutil.Process(pid)
         with process.oneshot():
             times = process.cpu_times()
-            return ProcessUse(times.user + times.system, process.memory_info().rss, process.num_threads())
+            seconds = times.user + times.system
+            return ProcessUse(process.pid, seconds, process.memory_info().rss, process.num_threads())
     except psutil.Error:
         return None
 

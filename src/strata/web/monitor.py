@@ -1,0 +1,197 @@
+"""The page *Monitor*: what the server does, live."""
+
+from collections.abc import Sequence
+from itertools import cycle
+
+from nicegui import ui
+
+from strata.engine.messages import MemoryPart
+from strata.errors import RequestError
+from strata.serve.backend import Backend
+from strata.serve.requests import RequestReport
+from strata.serve.status_schemas import Status
+from strata.web.figures import FIGURES, Tile, number, size
+from strata.web.heatmap import HeatMap
+from strata.web.panels import panel
+from strata.web.sampling import PERIOD_S, Sampler
+from strata.web.shell import Page, frame, icon_button
+
+# Of the parts of memory; told apart on light and dark.
+_COLOURS = ("#2a8f7a", "#e8a33d", "#5b8fd9", "#b06fc4", "#c4695a", "#7d8b88")
+
+
+class Monitor:
+    """The page in one browser.
+
+    Args:
+        sampler: looks at the server.
+    """
+
+    def __init__(self, sampler: Sampler):
+        self.sampler = sampler
+        self._client = ui.context.client
+        self._parts: list[MemoryPart] = []
+        self._rows: dict[str, RequestRow] = {}
+        self._heat: HeatMap | None = None
+
+    def build(self) -> None:
+        """Make the page's elements, and keep them up to date while the page is shown."""
+        with ui.element("main").classes("strata-page"):
+            with ui.element("div").classes("strata-state").props("role=status"):
+                self._dot = ui.element("span").classes("strata-dot").props("aria-hidden=true")
+                self._state = ui.label()
+            with ui.element("div").classes("strata-tiles"):
+                self._tiles = [Tile(figure) for figure in FIGURES]
+            self._requests()
+            with panel("Memory by purpose") as self._memory:
+                self._tiers = ui.element("div")
+            self._experts = panel("Use of experts")
+        ui.timer(PERIOD_S, self.refresh)
+
+    def _requests(self) -> None:
+        heads = ("Request", "State", "Prompt read", "Written", "Speed", "Age", "")
+        with panel("Requests under way"):
+            self._none = ui.label("None.").classes("strata-note")
+            with ui.element("div").classes("strata-scroll-x"):
+                self._table = ui.element("table").classes("strata-rows")
+            with self._table:
+                with ui.element("thead"), ui.element("tr"):
+                    for head in heads:
+                        cell = ui.element("th").props("scope=col")
+                        cell.classes("strata-number" if head in ("Written", "Speed", "Age") else "")
+                        cell.classes("strata-wide" if head in ("Prompt read", "Age") else "")
+                        with cell:
+                            ui.label(head)
+                self._body = ui.element("tbody")
+
+    async def refresh(self) -> None:
+        """Show the newest look at the server."""
+        if not self._client.has_socket_connection:
+            return  # nobody sees it; NiceGUI waits a while for the page to come back
+        sample = await self.sampler.sample()
+        status = sample.status
+        self._dot.props["data-status"] = status.status
+        self._state.text = _state(status)
+        for tile in self._tiles:
+            tile.show(self.sampler.history)
+        self._show_requests(status.requests)
+        self._show_memory(status.memory or [])
+        self._experts.set_visibility(status.experts is not None)
+        if sample.experts is not None:
+            if self._heat is None:
+                with self._experts:
+                    self._heat = HeatMap()
+            self._heat.show(sample.experts)
+
+    def _show_requests(self, requests: Sequence[RequestReport]) -> None:
+        self._none.set_visibility(not requests)
+        self._table.set_visibility(bool(requests))
+        ids = {request.id for request in requests}
+        for id_ in [id_ for id_ in self._rows if id_ not in ids]:
+            self._rows.pop(id_).remove()
+        for request in requests:
+            if request.id not in self._rows:
+                with self._body:
+                    self._rows[request.id] = RequestRow(request, self.sampler.backend)
+            self._rows[request.id].show(request)
+
+    def _show_memory(self, parts: list[MemoryPart]) -> None:
+        self._memory.set_visibility(bool(parts))
+        if parts == self._parts:
+            return
+        self._parts = parts
+        self._tiers.clear()
+        with self._tiers:
+            for tier in dict.fromkeys(part.tier for part in parts):
+                _tier(tier, [part for part in parts if part.tier == tier])
+
+
+class RequestRow:
+    """A request in the table.
+
+    Args:
+        request: its first report.
+        backend: can end it.
+    """
+
+    def __init__(self, request: RequestReport, backend: Backend):
+        self.id, self.backend = request.id, backend
+        with ui.element("tr") as self._row:
+            with ui.element("td"):
+                ui.label(request.protocol)
+                ui.label(request.id).classes("strata-id strata-wide")
+            with ui.element("td"):
+                self._state = ui.label()
+            with ui.element("td").classes("strata-wide"):
+                with ui.element("div").classes("strata-bar").props("aria-hidden=true"):
+                    self._bar = ui.element("div")
+                self._read = ui.label().classes("strata-note")
+            self._written, self._speed = _number_cell(), _number_cell()
+            self._age = _number_cell("strata-wide")
+            with ui.element("td").classes("strata-number"):
+                icon_button("close", f"Cancel {request.protocol} request", self._cancel)
+
+    def show(self, request: RequestReport) -> None:
+        """Show how far it is."""
+        self._state.text = request.state
+        share = request.prompt_tokens_read / request.prompt_tokens
+        self._bar.style(f"width: {100 * share:.1f}%")
+        self._read.text = f"{request.prompt_tokens_read:,} of {request.prompt_tokens:,}"
+        self._written.text = f"{request.completion_tokens:,}"
+        speed = request.tokens_per_s
+        self._speed.text = "–" if speed is None else f"{number(round(speed, 1))}/s"
+        self._age.text = f"{request.age_s:.0f} s"
+
+    def remove(self) -> None:
+        """Take the row out of the table."""
+        self._row.delete()
+
+    async def _cancel(self) -> None:
+        try:
+            await self.backend.cancel(self.id)
+        except RequestError:
+            ui.notify("This request had ended already.")
+
+
+def _tier(name: str, parts: Sequence[MemoryPart]) -> None:
+    """What one kind of memory is used for: a bar and a table."""
+    total = sum(part.bytes for part in parts)
+    ui.label(f"{name}: {size(total)}").classes("strata-tier")
+    with ui.element("div").classes("strata-shares").props("aria-hidden=true"):
+        for part, colour in zip(parts, cycle(_COLOURS), strict=False):
+            ui.element("div").style(f"width: {100 * part.bytes / total:.3f}%; background: {colour}")
+    with ui.element("table").classes("strata-rows"), ui.element("tbody"):
+        for part, colour in zip(parts, cycle(_COLOURS), strict=False):
+            with ui.element("tr"):
+                with ui.element("td"):
+                    ui.element("span").classes("strata-swatch").style(f"background: {colour}")
+                    ui.label(part.purpose).classes("strata-purpose")
+                with ui.element("td").classes("strata-number"):
+                    ui.label(size(part.bytes))
+
+
+def _number_cell(classes: str = "") -> ui.label:
+    with ui.element("td").classes(f"strata-number {classes}"):
+        return ui.label()
+
+
+def _state(status: Status) -> str:
+    """One line on the server."""
+    if status.status == "ok":
+        busy = "" if status.lanes_held is not None else " · busy with one long step"
+        return f"{status.model} · {status.architecture} · {status.kernels}{busy}"
+    words = status.reason or status.progress or ""
+    return f"{status.status} {words} {status.note or ''}".strip()
+
+
+_SAMPLERS: dict[Backend, Sampler] = {}  # a process serves one, a test may serve more
+
+
+async def build(backend: Backend, pages: Sequence[Page]) -> None:
+    """Make the page."""
+    sampler = _SAMPLERS.setdefault(backend, Sampler(backend))
+    with frame(PAGE, pages, backend, own_files=("monitor.css", "monitor.js")):
+        Monitor(sampler).build()
+
+
+PAGE = Page("/monitor", "Monitor", "monitor_heart", build)
