@@ -103,6 +103,20 @@ def test_editing_removes_what_follows_after_a_question(open_page: OpenPage) -> N
     expect(page.answers).to_contain_text("Hello, world!")
 
 
+def test_errors_are_told_and_can_be_retried(open_page: OpenPage) -> None:
+    page = open_page(settings={"seed": SEEDS["hello"], "logit_bias": {"99999999": 1}})
+    page.ask("Hi")
+    alert = page.page.get_by_role("alert")
+    expect(alert).to_contain_text("logit_bias: token id 99999999 is outside the vocabulary")
+    page.button("Settings").click()
+    page.page.get_by_label("Logit bias").fill("")
+    page.page.wait_for_function("!localStorage.getItem('strata.settings').includes('99999999')")
+    page.button("Close settings").click()
+    page.button("Retry").click()
+    expect(page.answers).to_contain_text("Hello, world!")
+    expect(alert).to_have_count(0)
+
+
 def test_conversations_are_searched_renamed_and_deleted(open_page: OpenPage) -> None:
     page = open_page(line="hello")
     page.ask("About foxes")
@@ -261,5 +275,7 @@ def test_embedded_model_behind_a_key(open_page: OpenPage, tmp_path_factory: pyte
         expect(answer.get_by_text(re.compile(r"answer 40 tokens at [\d.]+/s"))).to_be_visible()
         expect(answer.get_by_text("ended at the limit of tokens")).to_be_visible()
         assert len(answer.inner_text().split()) > 30
+        page.page.get_by_label("Sign out").click()
+        expect(page.button("Sign in")).to_be_visible()
         page.page.goto("about:blank")  # it would complain that the server is gone
         page.complaints.clear()  # the console says that the first key was answered 401

@@ -26,7 +26,15 @@ def test_an_answer_that_failed_is_not_told() -> None:
     conversation = Conversation()
     conversation.say("Hello")
     conversation.entries.append(Entry("assistant", error="broken"))
-    assert [message["role"] for message in conversation.request("m")["messages"]] == ["user"]
+    conversation.say("Are you there?")
+    assert conversation.request("m")["messages"] == [{"role": "user", "content": "Hello\n\nAre you there?"}]
+
+
+def test_an_answer_without_an_end_is_told_from_others() -> None:
+    assert Entry("assistant", "so far").is_unfinished
+    assert not Entry("assistant", "so far", ending="stopped").is_unfinished
+    assert not Entry("assistant", error="broken").is_unfinished
+    assert not Entry("user", "x").is_unfinished
 
 
 def test_first_words_are_the_title() -> None:

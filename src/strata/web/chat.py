@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import time
 from collections.abc import Sequence
 
 from nicegui import background_tasks, ui
@@ -20,7 +21,7 @@ from strata.web.store import Store
 
 FRAME_S, SLOWEST_FRAME_S = 0.1, 1.0  # between two looks at an answer under way
 SHARE = 0.1  # of the time may go to rendering one: a long block is looked at less often
-SAVE_S = 10.0  # between two savings of it
+SAVE_S = 3.0  # between two savings of it
 
 
 class Chat:
@@ -123,8 +124,11 @@ class Chat:
             kept, settings = None, {}
         self.conversation = kept or Conversation(id=id_ or new_id(), settings=settings)
         run = self.runs.find(self.conversation.id)
+        entries = self.conversation.entries
         if run is not None:
             self.conversation, self.run = run.conversation, run
+        elif entries and entries[-1].is_unfinished:
+            entries[-1].ending = "broken"
         self.settings.edit(self.conversation.settings)
         self._show()
         ui.run_javascript(f"strata.opened({json.dumps(self.conversation.id)})")
@@ -211,20 +215,20 @@ class Chat:
 
     async def _watch(self, run: Run) -> None:
         """Show a run until it ends."""
-        saved = asyncio.get_running_loop().time()
+        view, saved = self._answer, time.monotonic()
         await self._save()
         while not run.done:
-            self._answer.follow(run)
-            await asyncio.sleep(min(max(FRAME_S, self._answer.cost_s / SHARE), SLOWEST_FRAME_S))
-            if (now := asyncio.get_running_loop().time()) - saved > SAVE_S:
-                saved = now
+            view.follow(run)
+            await asyncio.sleep(min(max(FRAME_S, view.cost_s / SHARE), SLOWEST_FRAME_S))
+            if time.monotonic() - saved > SAVE_S:
                 await self._save()
-        self._answer.finish()
+                saved = time.monotonic()
+        view.finish()
+        self.runs.unwatch(run)
+        self.run, self._answer = None, None
         self._show_running(False)
         await self._save()
         self.runs.kept(run)
-        self.runs.unwatch(run)
-        self.run, self._answer, self._following = None, None, None
 
     def _show_running(self, running: bool) -> None:
         self._status.text = "The model is answering." if running else "The answer is complete."
@@ -239,7 +243,7 @@ class Chat:
     # --- what can be done with messages -------------------------------------------------------------
 
     def _copy(self, entry: Entry) -> None:
-        ui.run_javascript(f"strata.copy({json.dumps(entry.content)})")
+        ui.run_javascript(f"strata.copyMessage({json.dumps(entry.content)})")
 
     async def _edit(self, entry: Entry, text: str) -> None:
         if text.strip() and await self._cut(entry, "Changing this message"):
@@ -255,7 +259,9 @@ class Chat:
     async def _cut(self, entry: Entry, what: str) -> bool:
         """Remove an entry and what follows, once the person has agreed; returns whether."""
         entries = self.conversation.entries
-        place = next(i for i, other in enumerate(entries) if other is entry)
+        place = next((i for i, other in enumerate(entries) if other is entry), None)
+        if place is None:  # a second click
+            return False
         num_lost = len(entries) - place - 1
         if entry.role == "user":
             num_lost -= num_lost == 1  # its own answer alone is what is to be made anew

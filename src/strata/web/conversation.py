@@ -58,12 +58,18 @@ class Entry(msgspec.Struct):
         ]
         return [message, *results]
 
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether it is an answer that has not ended in any way."""
+        return self.role == "assistant" and not (self.speed or self.ending or self.error)
+
 
 ENDINGS = {
     "stopped": "stopped by you",
     "length": "ended at the limit of tokens",
     "repetition": "ended because it repeated itself",
     "gone": "stopped because no page showed it",
+    "broken": "broken off: the server was stopped",
 }
 
 
@@ -91,9 +97,12 @@ class Conversation(msgspec.Struct):
     def request(self, model: str) -> dict[str, Any]:
         """The body of a chat request for the next answer."""
         system = self.settings.get("system")
-        messages = [{"role": "system", "content": system}] if system else []
+        messages: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
         for entry in self.entries:
-            if entry.role == "user" or entry.content or entry.thinking or entry.calls:
+            if entry.role == "user" and messages and messages[-1]["role"] == "user":
+                # The answer between them failed. Many templates want people and model to take turns.
+                messages[-1] = {"role": "user", "content": f"{messages[-1]['content']}\n\n{entry.content}"}
+            elif entry.role == "user" or entry.content or entry.thinking or entry.calls:
                 messages += entry.messages()
         fields = {name: value for name, value in self.settings.items() if name != "system"}
         return {"model": model, "messages": messages} | fields

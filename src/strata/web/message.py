@@ -197,12 +197,17 @@ def thinking_text(entry: Entry, run: Run) -> str:
 
 def progress_text(run: Run) -> str:
     """What the server is at."""
-    if run.job is None and run.backend.engine.state != "ready":
+    report, waited = run.report, f"{run.waited_s:.0f} s"
+    if report is None:
         loading = run.backend.engine.progress
-        return f"loading the model: {loading.text}" if loading else "loading the model"
-    if run.job is None or not run.job.answer.num_tokens:
-        return f"reading the prompt, {run.waited_s:.0f} s"
-    return f"{run.job.answer.num_tokens:,} tokens, {run.waited_s:.0f} s"
+        return f"loading the model: {loading.text}" if loading else waited
+    match report.state:
+        case "queued":
+            return f"waiting for other requests, {waited}"
+        case "reading":
+            return f"reading the prompt: {report.prompt_tokens_read:,} of {report.prompt_tokens:,} tokens"
+    rate = f" at {report.tokens_per_s:.1f}/s" if report.tokens_per_s else ""
+    return f"{report.completion_tokens:,} tokens{rate}, {waited}"
 
 
 def _call(call: Call, take: Callable[[Call, str], object] | None) -> ui.label:

@@ -10,13 +10,13 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from strata.engine.client import EngineError
 from strata.errors import RequestError, StrataError
 from strata.serve.backend import Backend
 from strata.serve.chat_schemas import ChatRequest
 from strata.serve.deltas import Message
 from strata.serve.errors import from_validation
 from strata.serve.job import Job
+from strata.serve.requests import RequestReport
 from strata.serve.timings import timings
 from strata.web.conversation import Call, Conversation, Entry, Speed
 
@@ -66,6 +66,12 @@ class Run:
         return time.monotonic() - self._begin
 
     @property
+    def report(self) -> RequestReport | None:
+        """How far the engine is; None before it is asked."""
+        tracked = self.backend.requests.find(self.job.id) if self.job else None
+        return tracked.report(time.monotonic()) if tracked else None
+
+    @property
     def is_thinking(self) -> bool:
         """Whether the model thinks now."""
         return not self.done and self._thinking_since is not None and not self.entry.content
@@ -93,7 +99,7 @@ class Run:
             await self._collect(self.job)
         except asyncio.CancelledError:
             entry.ending = entry.ending or "stopped"
-        except (RequestError, EngineError) as error:
+        except StrataError as error:
             entry.error = str(error)
         except Exception as error:
             _log.exception("an answer failed")

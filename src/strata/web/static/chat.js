@@ -35,6 +35,11 @@ Object.assign(strata, {
     history.replaceState(null, "", `?c=${id}`);
   },
 
+  async copyMessage(text) {
+    await strata.copy(text);
+    Quasar.Notify.create({ message: "Copied", timeout: 1200, position: "bottom" });
+  },
+
   closeDrawer(id) {
     if (window.innerWidth < 1024) getElement(id).hide();
   },
