@@ -10,11 +10,16 @@ from strata.options import Options
 
 def run(options: Options) -> None:
     """Load the model and serve it; the address is the one line on standard output."""
+    from strata.serve.app import create_app
     from strata.serve.run import run_server
+    from strata.web.app import mount
 
     if options.attached:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
-    run_server(with_model_path(options))
+    options = with_model_path(options)
+    app = create_app(options)
+    mount(app, options)
+    run_server(app)
 
 
 def _stop_with_stdin() -> None:

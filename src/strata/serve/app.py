@@ -37,7 +37,7 @@ ENDPOINTS = {
 }
 
 
-def create_app(settings: Options) -> FastAPI:
+def create_app(settings: Options) -> CorsApp:
     """The application that serves one model; its start begins to load, its shutdown ends the engine.
 
     Args:

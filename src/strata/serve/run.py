@@ -1,4 +1,4 @@
-"""`run_server`: from options to a server that answers, and to its orderly end."""
+"""`run_server`: from an application to a server that answers, and to its orderly end."""
 
 import asyncio
 import contextlib
@@ -8,35 +8,31 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import uvicorn
 
 from strata.errors import StrataError
-from strata.options import Options
-from strata.serve.app import create_app
 from strata.serve.backend import Backend
-from strata.web.app import mount
+from strata.serve.cors import CorsApp
 
 DRAIN_S = 3  # after a signal, for the answers under way
 LAST_S = 5  # for the engine's end and the last words, before connections are cut
 BACKLOG = 2048
 
 
-def run_server(settings: Options, on_ready: Callable[[str], None] | None = None) -> None:
+def run_server(app: CorsApp) -> None:
     """Serve until SIGTERM, or SIGINT, which raises KeyboardInterrupt when all is closed.
 
     The port is taken before the model is loaded, and answers `GET /health` meanwhile.
 
     Args:
-        settings: those of `strata serve`, with the model as a path or `scripted:FILE`.
-        on_ready: called with the address once the model is loaded; the default prints it.
+        app: from `create_app`.
 
     Raises:
         StrataError: the address cannot be used, or the model does not load.
     """
-    app = create_app(settings)
-    mount(app, settings)
+    settings = app.settings
     _log_to_stderr()
     config = uvicorn.Config(
         app,
@@ -48,7 +44,7 @@ def run_server(settings: Options, on_ready: Callable[[str], None] | None = None)
     server = uvicorn.Server(config)
     with contextlib.closing(listen(settings.host, settings.port)) as listener, _orderly_sigterm(server):
         url = address(listener)
-        asyncio.run(_serve(server, app.state.backend, listener, url, on_ready or _announce))
+        asyncio.run(_serve(server, app.state.backend, listener, url))
 
 
 async def _serve(
@@ -56,7 +52,6 @@ async def _serve(
     backend: Backend,
     listener: socket.socket,
     url: str,
-    on_ready: Callable[[str], None],
 ) -> None:
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     while not server.started and not serving.done():
@@ -68,7 +63,7 @@ async def _serve(
     if loading.done() and not server.should_exit:  # a signal that came first explains any failure
         failure = loading.exception()
         if failure is None:
-            on_ready(url)
+            print(f"Strata is ready at {url}", flush=True)
         else:
             server.should_exit = True
     draining = asyncio.create_task(_drain(server, backend))
@@ -117,10 +112,6 @@ def address(listener: socket.socket) -> str:
     """`http://127.0.0.1:8080` of a listening socket."""
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
-
-
-def _announce(url: str) -> None:
-    print(f"Strata is ready at {url}", flush=True)
 
 
 def _log_to_stderr() -> None:
