@@ -1,5 +1,7 @@
 """Questions to the person."""
 
+from collections.abc import Callable
+
 from nicegui import ui
 
 
@@ -7,7 +9,7 @@ async def confirm(text: str, yes: str) -> bool:
     """Ask before something is lost; closing the dialog means no."""
     with ui.dialog() as dialog, ui.card().classes("strata-dialog"):
         ui.label(text)
-        _buttons(dialog, yes, lambda: dialog.submit(True))
+        _buttons(dialog, yes, lambda: dialog.submit(True), "negative")
     answer = await dialog
     dialog.delete()
     return answer is True
@@ -18,13 +20,13 @@ async def ask(label: str, value: str) -> str | None:
     with ui.dialog() as dialog, ui.card().classes("strata-dialog"):
         field = ui.input(label, value=value).props("autofocus outlined dense maxlength=200")
         field.on("keydown.enter", lambda: dialog.submit(field.value))
-        _buttons(dialog, "Save", lambda: dialog.submit(field.value))
+        _buttons(dialog, "Save", lambda: dialog.submit(field.value), "primary")
     answer = await dialog
     dialog.delete()
     return answer.strip() or None if answer else None
 
 
-def _buttons(dialog: ui.dialog, yes: str, on_yes) -> None:
+def _buttons(dialog: ui.dialog, yes: str, on_yes: Callable[[], object], color: str) -> None:
     with ui.row().classes("strata-dialog-buttons"):
         ui.button("Cancel", on_click=dialog.close, color=None).props("flat no-caps")
-        ui.button(yes, on_click=on_yes).props("unelevated no-caps")
+        ui.button(yes, on_click=on_yes, color=color).props("unelevated no-caps")

@@ -39,7 +39,7 @@ class Setting:
 SETTINGS = (
     Setting("system", "System prompt", "what the model is told before everything else", "text"),
     Setting("reasoning_effort", "Thinking", "how hard the model thinks, where it can", "choice"),
-    Setting("thinking_budget", "Thinking budget", "most tokens of thinking"),
+    Setting("thinking_budget", "Thinking budget", "most tokens of thinking; -1 for any number"),
     Setting("temperature", "Temperature", "0 always takes the likeliest token"),
     Setting("top_p", "Top p", "only the likeliest tokens that make up this share"),
     Setting("top_k", "Top k", "only so many of the likeliest tokens; 0 for all"),
@@ -69,7 +69,7 @@ def describe(setting: Setting) -> str:
                 low = bound
             case Le(bound) | Lt(bound):
                 high = bound
-    if low is not None and low > -_LONGEST:
+    if low not in (None, UNLIMITED) and low > -_LONGEST:
         notes.append(f"from {low}" if high is None or high >= _LONGEST else f"{low} to {high}")
     if field.default is not None:
         notes.append(f"default {'no limit' if field.default == UNLIMITED else field.default}")
