@@ -1,7 +1,7 @@
 """A Chromium for tests of pages, from the npm registry: Playwright's own downloads need another network.
 
-`@sparticuz/chromium` is a headless Chromium for x86-64 Linux, compressed with Brotli, which the Node.js
-inside Playwright's wheel undoes. It is fetched once and stays in the user's cache.
+`@sparticuz/chromium` is a headless Chromium for x86-64 Linux, compressed with Brotli, which npm's Node.js
+undoes. It is fetched once and stays in the user's cache.
 """
 
 import os
@@ -48,8 +48,6 @@ def chromium() -> Path:
 
 
 def _fetch(program: Path) -> Path:
-    from playwright._impl._driver import compute_driver_executable
-
     folder = program.parent / f"fetching-{os.getpid()}"
     folder.mkdir(parents=True)
     try:
@@ -57,9 +55,8 @@ def _fetch(program: Path) -> Path:
         subprocess.run(npm, cwd=folder, check=True, capture_output=True, text=True, timeout=240)
         with tarfile.open(next(folder.glob("*.tgz"))) as archive:
             archive.extract("package/bin/chromium.br", folder, filter="data")
-        node = str(compute_driver_executable()[0])
         unpacked = folder / "chromium"
-        command = [node, "-e", _UNPACK, str(folder / "package/bin/chromium.br"), str(unpacked)]
+        command = ["node", "-e", _UNPACK, str(folder / "package/bin/chromium.br"), str(unpacked)]
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
         unpacked.chmod(0o755)
         return unpacked.replace(program)

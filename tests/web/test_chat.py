@@ -9,6 +9,8 @@ from helpers.web_page import WebPage
 from playwright.sync_api import expect
 from web.conftest import SEEDS
 
+from strata.web.conversation import Conversation, Entry, dump
+
 OpenPage = Callable[..., WebPage]
 
 
@@ -31,6 +33,25 @@ def test_conversations_outlive_the_browser_s_page(open_page: OpenPage) -> None:
     expect(page.answers).to_have_count(0)
     page.button("First question").click()
     expect(page.answers).to_contain_text("Hello, world!")
+
+
+def test_a_large_conversation_comes_back_whole(open_page: OpenPage) -> None:
+    page = open_page()
+    page.ready()
+    conversation = Conversation("f" * 32, "Large")
+    for i in range(10):
+        conversation.entries.append(Entry("user", f"{i}. " + "👩‍👧" * 100))
+        answer = f"**{i}** of *10*." + ("\n\n" + "word " * 1000) * 22
+        conversation.entries.append(Entry("assistant", answer, ending="length"))
+    text = dump(conversation)
+    assert len(text) > 1_000_000  # a page cannot send as much at once
+    page.page.evaluate("text => strata.store.put('f'.repeat(32), 'Large', 1, text)", text)
+    page.page.goto(f"{page.url}/?c={conversation.id}")
+    expect(page.answers).to_have_count(10)
+    expect(page.answers.last).to_contain_text("9 of 10")
+    assert [text.strip() for text in page.said.locator(".strata-said").all_inner_texts()] == [
+        entry.content for entry in conversation.entries[::2]
+    ]
 
 
 def test_answer_streams_and_stops(open_page: OpenPage) -> None:
