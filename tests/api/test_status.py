@@ -14,7 +14,9 @@ from helpers.api_server import ApiServer
 
 from strata.engine.client import EngineError
 from strata.engine.messages import ExpertLayout, ExpertUse, ModelInfo
+from strata.hardware.description import Card
 from strata.options import Options
+from strata.serve import status
 from strata.serve.app import create_app
 
 CHAT = {"model": "parrot", "messages": [{"role": "user", "content": "My secret."}], "seed": SEEDS["slow"]}
@@ -109,13 +111,13 @@ def test_status_measures_processes_and_speed(http: httpx.Client) -> None:
     with http.stream("POST", "/v1/chat/completions", json=CHAT | {"stream": True}):
         until_writing(http)
         time.sleep(0.5)
-        status = http.get("/v1/status").json()
-    assert status["speed"]["tokens_per_s"] > 1
-    assert status["speed"]["first_token_s"] > 0
-    assert {process["rss_bytes"] > 1 << 20 for process in status["processes"].values()} == {True}
-    assert [lane["busy"] for lane in status["lanes_held"]].count(True) == 1
-    assert status["requests"][0]["state"] == "writing"
-    assert status["running"] == 1
+        told = http.get("/v1/status").json()
+    assert told["speed"]["tokens_per_s"] > 1
+    assert told["speed"]["first_token_s"] > 0
+    assert {process["rss_bytes"] > 1 << 20 for process in told["processes"].values()} == {True}
+    assert [lane["busy"] for lane in told["lanes_held"]].count(True) == 1
+    assert told["requests"][0]["state"] == "writing"
+    assert told["running"] == 1
 
 
 def ask_app(path: str, use: ExpertUse | Exception) -> httpx.Response:
@@ -153,6 +155,16 @@ def test_experts() -> None:
     }
     assert ask_app("/v1/experts", EngineError("the engine is dead")).status_code == 500
     assert ask_app("/v1/experts", TimeoutError()).json()["error"]["message"].endswith("ask again")
+
+
+def test_cards_are_told_of_where_there_are_any(monkeypatch: pytest.MonkeyPatch) -> None:
+    use = EngineError("not asked")
+    assert ask_app("/v1/status", use).json()["cards"] == []
+    card = Card(name="A", arch="gfx1201", vram_bytes=16 << 30, free_bytes=1, temperature_c=50.0, clock_hz=2e9)
+    monkeypatch.setattr(status, "find_cards", lambda: (card,))
+    assert ask_app("/v1/status", use).json()["cards"] == [
+        {"name": "A", "arch": "gfx1201", "vram_bytes": 16 << 30, "free_bytes": 1, "temperature_c": 50.0}
+    ]
 
 
 def test_the_description_is_typed() -> None:

@@ -4,8 +4,10 @@ import numpy as np
 import pytest
 
 from strata.engine.messages import ExpertLayout
+from strata.serve.status_schemas import CardReport
 from strata.web.figures import number, size
 from strata.web.heatmap import FULL, describe, levels, relative_use
+from strata.web.monitor import describe_card
 
 
 @pytest.mark.parametrize(
@@ -45,3 +47,11 @@ def test_the_map_in_words() -> None:
         "10 experts in 2 layers, all in RAM. 20 % of them take 80 % of the recent choices; the busiest is "
         "expert 3 of layer 3, 4.5 × the average."
     )
+
+
+def test_a_card_in_words() -> None:
+    card = CardReport(name="A", arch="sm_89", vram_bytes=24 << 30, free_bytes=18 << 30)
+    assert describe_card(card) == "6.0 GiB of 24.0 GiB VRAM in use"
+    sensors = {"temperature_c": 61.6, "power_w": 180.2, "pcie_generation": 4, "pcie_width": 16}
+    told = describe_card(card.model_copy(update=sensors | {"power_limit_w": 300.0}))
+    assert told == "6.0 GiB of 24.0 GiB VRAM in use · 62 °C · 180 W of 300 W · PCIe 4 x16"

@@ -12,10 +12,18 @@ from strata import __version__
 from strata.engine.client import EngineError
 from strata.engine.messages import ExpertLayout, MemoryPart, ModelInfo, Pong
 from strata.errors import RequestError
+from strata.hardware.cards import find_cards
 from strata.hardware.usage import machine_use, process_use
 from strata.serve.backend import PING_S, Backend
 from strata.serve.openai import backend_of
-from strata.serve.status_schemas import ExpertsReport, Processes, RequestCancelling, RequestList, Status
+from strata.serve.status_schemas import (
+    CardReport,
+    ExpertsReport,
+    Processes,
+    RequestCancelling,
+    RequestList,
+    Status,
+)
 
 _WAITING = {
     "load": "another model cannot be loaded yet; start the server with it",
@@ -33,11 +41,13 @@ async def report(backend: Backend) -> Status:
     info = backend.engine.info if state["status"] == "ok" else None
     told = {} if pong is None else msgspec.structs.asdict(pong.totals) | {"lanes_held": pong.lanes}
     known = {} if info is None else {"experts": info.experts, "memory": _memory(info, pong)}
+    cards = await asyncio.to_thread(find_cards)  # drivers may take their time
     return Status(
         version=__version__,
         uptime_s=round(time.time() - backend.created),
         lanes=backend.options.lanes,
         machine=machine_use(),
+        cards=[CardReport(**msgspec.structs.asdict(card)) for card in cards],
         processes=Processes(server=process_use(), engine=process_use(backend.engine.pid)),
         requests=backend.requests.reports(),
         speed=backend.requests.speed(),

@@ -16,6 +16,21 @@ class Processes(BaseModel):
     engine: ProcessUse | None = None
 
 
+class CardReport(BaseModel):
+    """A graphics card of the machine, as `hardware/description.py` describes it; what it does not tell is
+    left out."""
+
+    name: str
+    arch: str
+    vram_bytes: int
+    free_bytes: int
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+    temperature_c: float | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+
+
 class Status(BaseModel):
     """The state of the server.
 
@@ -31,6 +46,7 @@ class Status(BaseModel):
     progress: str | None = None  # of loading
     lanes: int  # requests that can be answered at the same time
     machine: MachineUse
+    cards: list[CardReport] = []
     processes: Processes
     requests: list[RequestReport]
     speed: SpeedReport

@@ -9,7 +9,7 @@ from strata.engine.messages import MemoryPart
 from strata.errors import RequestError
 from strata.serve.backend import Backend
 from strata.serve.requests import RequestReport
-from strata.serve.status_schemas import Status
+from strata.serve.status_schemas import CardReport, Status
 from strata.web.figures import FIGURES, Tile, number, size
 from strata.web.heatmap import HeatMap
 from strata.web.panels import panel
@@ -32,6 +32,7 @@ class Monitor:
         self._client = ui.context.client
         self._parts: list[MemoryPart] = []
         self._rows: dict[str, RequestRow] = {}
+        self._card_rows: list[CardRow] = []
         self._heat: HeatMap | None = None
 
     def build(self) -> None:
@@ -45,6 +46,8 @@ class Monitor:
             self._requests()
             with panel("Memory by purpose") as self._memory:
                 self._tiers = ui.element("div")
+            self._cards = panel("Graphics cards")
+            self._cards.set_visibility(False)
             self._experts = panel("Use of experts")
         ui.timer(PERIOD_S, self.refresh)
 
@@ -76,6 +79,7 @@ class Monitor:
             tile.show(self.sampler.history)
         self._show_requests(status.requests)
         self._show_memory(status.memory or [])
+        self._show_cards(status.cards)
         self._experts.set_visibility(status.experts is not None)
         if sample.experts is not None:
             if self._heat is None:
@@ -104,6 +108,46 @@ class Monitor:
         with self._tiers:
             for tier in dict.fromkeys(part.tier for part in parts):
                 _tier(tier, [part for part in parts if part.tier == tier])
+
+    def _show_cards(self, cards: Sequence[CardReport]) -> None:
+        if not cards:
+            return  # nor will there be any
+        self._cards.set_visibility(True)
+        if len(self._card_rows) != len(cards):
+            with self._cards:
+                self._card_rows = [CardRow(card.name) for card in cards]
+        for row, card in zip(self._card_rows, cards, strict=True):
+            row.show(card)
+
+
+class CardRow:
+    """A graphics card: what its memory holds, and what its sensors say."""
+
+    def __init__(self, name: str):
+        with ui.element("div").classes("strata-card"):
+            ui.label(name).classes("strata-tier")
+            with ui.element("div").classes("strata-bar").props("aria-hidden=true"):
+                self._bar = ui.element("div")
+            self._words = ui.label().classes("strata-note")
+
+    def show(self, card: CardReport) -> None:
+        """Show it as it is now."""
+        used = card.vram_bytes - card.free_bytes
+        self._bar.style(f"width: {100 * used / max(card.vram_bytes, 1):.1f}%")
+        self._words.text = describe_card(card)
+
+
+def describe_card(card: CardReport) -> str:
+    """`3.1 GiB of 24.0 GiB VRAM in use · 62 °C · 180 W of 300 W · PCIe 4 x16`."""
+    told = [f"{size(card.vram_bytes - card.free_bytes)} of {size(card.vram_bytes)} VRAM in use"]
+    if card.temperature_c is not None:
+        told.append(f"{card.temperature_c:.0f} °C")
+    if card.power_w is not None:
+        limit = "" if card.power_limit_w is None else f" of {card.power_limit_w:.0f} W"
+        told.append(f"{card.power_w:.0f} W{limit}")
+    if card.pcie_generation is not None and card.pcie_width is not None:
+        told.append(f"PCIe {card.pcie_generation} x{card.pcie_width}")
+    return " · ".join(told)
 
 
 class RequestRow:
