@@ -30,6 +30,7 @@ _SHEETS = {
     "rx 9070 xt": ("gfx1201", 16, 640, 5, 16, 64, 2.97),
     "r9700": ("gfx1201", 32, 640, 5, 16, 64, 2.92),
 }
+KNOWN_CARDS = tuple(_SHEETS)
 # What a bare size stands for: a card of it that many have.
 _OF_SIZE = {
     "8g": "rtx 4060",

@@ -9,11 +9,16 @@ from nicegui import ui
 
 from strata.options import Options
 from strata.serve.backend import Backend
-from strata.web import about, chat, files, monitor
+from strata.web import about, chat, files, monitor, planner
 from strata.web.gate import Gate
 from strata.web.shell import Page
 
-PAGES: tuple[Page, ...] = (chat.PAGE, monitor.PAGE, about.PAGE)  # in the order of the navigation
+PAGES: tuple[Page, ...] = (
+    chat.PAGE,
+    monitor.PAGE,
+    planner.PAGE,
+    about.PAGE,
+)  # in the order of the navigation
 RECONNECT_S = 30.0  # how long a page that lost its connection (a phone that slept) may take to come back
 
 

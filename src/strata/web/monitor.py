@@ -1,7 +1,6 @@
 """The page *Monitor*: what the server does, live."""
 
 from collections.abc import Sequence
-from itertools import cycle
 
 from nicegui import ui
 
@@ -12,12 +11,9 @@ from strata.serve.requests import RequestReport
 from strata.serve.status_schemas import CardReport, Status
 from strata.web.figures import FIGURES, Tile, number, size
 from strata.web.heatmap import HeatMap
-from strata.web.panels import panel
+from strata.web.panels import panel, shares
 from strata.web.sampling import PERIOD_S, Sampler
 from strata.web.shell import Page, frame, icon_button
-
-# Of the parts of memory; told apart on light and dark.
-_COLOURS = ("#2a8f7a", "#e8a33d", "#5b8fd9", "#b06fc4", "#c4695a", "#7d8b88")
 
 
 class Monitor:
@@ -107,7 +103,8 @@ class Monitor:
         self._tiers.clear()
         with self._tiers:
             for tier in dict.fromkeys(part.tier for part in parts):
-                _tier(tier, [part for part in parts if part.tier == tier])
+                own = {part.purpose: part.bytes for part in parts if part.tier == tier}
+                shares(f"{tier}: {size(sum(own.values()))}", own)
 
     def _show_cards(self, cards: Sequence[CardReport]) -> None:
         if not cards:
@@ -195,23 +192,6 @@ class RequestRow:
             await self.backend.cancel(self.id)
         except RequestError:
             ui.notify("This request had ended already.")
-
-
-def _tier(name: str, parts: Sequence[MemoryPart]) -> None:
-    """What one kind of memory is used for: a bar and a table."""
-    total = sum(part.bytes for part in parts)
-    ui.label(f"{name}: {size(total)}").classes("strata-tier")
-    with ui.element("div").classes("strata-shares").props("aria-hidden=true"):
-        for part, colour in zip(parts, cycle(_COLOURS), strict=False):
-            ui.element("div").style(f"width: {100 * part.bytes / total:.3f}%; background: {colour}")
-    with ui.element("table").classes("strata-rows"), ui.element("tbody"):
-        for part, colour in zip(parts, cycle(_COLOURS), strict=False):
-            with ui.element("tr"):
-                with ui.element("td"):
-                    ui.element("span").classes("strata-swatch").style(f"background: {colour}")
-                    ui.label(part.purpose).classes("strata-purpose")
-                with ui.element("td").classes("strata-number"):
-                    ui.label(size(part.bytes))
 
 
 def _number_cell(classes: str = "") -> ui.label:
