@@ -2,7 +2,7 @@
 
 As it comes (3.6 to 3.9), bfloat16 is uint16 there: conversions to it truncate, `tl.dot` multiplies the
 integers, and so does arithmetic. Here conversions round to nearest even, and `tl.dot` widens its operands and
-adds float32 products in float64, so that a row has the same bits in tiles of any size, as it has on a card.
+adds products sixteen at a time, so that a sum has the same bits in tiles of any size, as it has on a card.
 Arithmetic on bfloat16 itself is refused, as cards differ in how they do it: kernels convert to float32 first.
 """
 
@@ -46,11 +46,14 @@ def repair_bfloat16() -> None:
 
 
 def _dot(self, a, b, total, *rest):
-    """Products are summed up in float64: BLAS's order depends on the number of rows, a card's does not."""
+    """As matrix units add: sixteen products, then the next, whatever the tile. BLAS's order is not seen."""
     a, b = (_widened(x).data for x in (a, b))
     wide = np.int32 if total.data.dtype == np.int32 else np.float64
-    products = np.matmul(a, b, dtype=wide).astype(total.data.dtype)
-    return interpreter.TensorHandle(products + total.data, total.dtype.scalar)
+    products = total.data
+    for k in range(0, a.shape[-1], 16):
+        step = np.matmul(a[..., k : k + 16], b[..., k : k + 16, :], dtype=wide)
+        products = products + step.astype(total.data.dtype)
+    return interpreter.TensorHandle(products, total.dtype.scalar)
 
 
 def _conversion(original):
