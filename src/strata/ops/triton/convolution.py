@@ -8,32 +8,41 @@ three, and only then moves the past on, which nobody else reads.
 import triton
 import triton.language as tl
 
-# Rows that a program computes. The first tile of a lane alone reads the past, so a tile is no shorter.
+# Rows that a program computes at once. The first tile of a lane alone reads the past, so it is no shorter;
+# and a lane's pending rows are one tile.
 TILE = 16
 
 
 @triton.jit
-def sequence_row(index, taken, past, pending, x, channels, x_stride, HISTORY: tl.constexpr):
-    """Address of row `index` of a lane: HISTORY past ones, `taken` pending ones, then those of `x`."""
+def sequence_rows(index, taken, past, pending, x, channels, x_stride, HISTORY: tl.constexpr):
+    """Addresses of rows `index` of a lane: HISTORY past ones, `taken` pending ones, then those of `x`."""
     new = x + (index - HISTORY - taken) * x_stride
     old = tl.where(index < HISTORY, past + index * channels, pending + (index - HISTORY) * channels)
     return tl.where(index < HISTORY + taken, old, new)
 
 
 @triton.jit
-def convolve_row(index, taken, past, pending, x, weight, columns, mask, channels, x_stride,
-                 KERNEL: tl.constexpr, DILATION: tl.constexpr):  # fmt: skip
-    """Row `index`, convolved: the sum of `weight[c, j] * row[index - (KERNEL - 1 - j) * DILATION]`.
+def convolve_rows(index, is_row, taken, past, pending, x, weight, columns, is_column, channels, x_stride,
+                  KERNEL: tl.constexpr, DILATION: tl.constexpr):  # fmt: skip
+    """Rows `index`, convolved: sums of `weight[c, j] * row[index - (KERNEL - 1 - j) * DILATION]`.
 
-    It ascends in j, each operation rounded, as in `ops/convolution.py`.
+    They ascend in j, each operation rounded, as in `ops/convolution.py`.
+
+    Args:
+        index, is_row: `[rows]`, and which of them there are.
+        columns, is_column: `[columns]`.
+
+    Returns:
+        float32 `[rows, columns]`.
     """
     HISTORY: tl.constexpr = (KERNEL - 1) * DILATION
-    total = tl.zeros(columns.shape, tl.float32)
+    mask = is_row[:, None] & is_column[None, :]
+    total = tl.zeros(mask.shape, tl.float32)
     for tap in tl.static_range(KERNEL):
         at = index - (KERNEL - 1 - tap) * DILATION
-        row = sequence_row(at, taken, past, pending, x, channels, x_stride, HISTORY)
-        factor = tl.load(weight + columns * KERNEL + tap, mask, other=0.0)
-        product = tl.load(row + columns, mask, other=0.0) * factor
+        rows = sequence_rows(at, taken, past, pending, x, channels, x_stride, HISTORY)
+        factor = tl.load(weight + columns * KERNEL + tap, is_column, other=0.0)
+        product = tl.load(rows[:, None] + columns[None, :], mask, other=0.0) * factor[None, :]
         if tap == 0:
             total = product
         else:
@@ -42,18 +51,21 @@ def convolve_row(index, taken, past, pending, x, weight, columns, mask, channels
 
 
 @triton.jit
-def advance(taken, count, past, pending, x, columns, mask, channels, x_stride,
-            HISTORY: tl.constexpr, COMMIT: tl.constexpr):  # fmt: skip
+def advance(taken, count, past, pending, x, columns, is_column, channels, x_stride,
+            HISTORY: tl.constexpr, HISTORY_BLOCK: tl.constexpr, TILE: tl.constexpr,
+            COMMIT: tl.constexpr):  # fmt: skip
     """Move the past on by `taken` rows and keep the `count` rows of `x` as pending; or commit those too."""
-    tl.debug_barrier()  # all threads have read what is now overwritten
     committed = taken
     if COMMIT:
         committed += count
-    for index in range(HISTORY):  # reads at or behind the row that it writes
-        row = sequence_row(index + committed, taken, past, pending, x, channels, x_stride, HISTORY)
-        tl.store(past + index * channels + columns, tl.load(row + columns, mask, other=0.0), mask)
+    index, row = tl.arange(0, HISTORY_BLOCK), tl.arange(0, TILE)
+    rows = sequence_rows(index + committed, taken, past, pending, x, channels, x_stride, HISTORY)
+    mask = (index < HISTORY)[:, None] & is_column[None, :]
+    moved = tl.load(rows[:, None] + columns[None, :], mask, other=0)
+    is_pending = (row < count)[:, None] & is_column[None, :]
     if not COMMIT:
-        tl.debug_barrier()
-        for index in range(count):
-            row = tl.load(x + index * x_stride + columns, mask, other=0.0)
-            tl.store(pending + index * channels + columns, row, mask)
+        kept = tl.load(x + row[:, None] * x_stride + columns[None, :], is_pending, other=0)
+    tl.debug_barrier()  # all threads have read what is now overwritten
+    tl.store(past + index[:, None] * channels + columns[None, :], moved, mask)
+    if not COMMIT:
+        tl.store(pending + row[:, None] * channels + columns[None, :], kept, is_pending)

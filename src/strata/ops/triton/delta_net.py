@@ -13,12 +13,13 @@ import triton.language as tl
 
 from strata.ops.gated_delta_net import L2_EPSILON
 from strata.ops.triton.arithmetic import sigmoid, silu, softplus
-from strata.ops.triton.convolution import TILE, advance, convolve_row
+from strata.ops.triton.convolution import TILE, advance, convolve_rows
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 from strata.ops.triton.quantize import quantize_blocks
 
-# Values of a head that one warp keeps the state of: key_dim * BLOCK_VALUES / 32 registers of a thread.
-BLOCK_VALUES = 8
+# A warp keeps the state of some values of a head. It lies in memory in tiles of [8 values, 16 keys], keys
+# innermost, so that four lanes share the sum over keys of a value, and loads are whole.
+TILE_VALUES, TILE_KEYS = 8, 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +52,8 @@ class DeltaNetState:
     """What a layer remembers of each lane, all float32; zeros where a sequence begins.
 
     Args:
-        memory: `[lanes, heads, key_dim, value_dim]`; dimensions are powers of two from 16.
+        memory: `[lanes, heads, value_dim / 8, key_dim / 16, 8, 16]`, the matrix of a head in tiles, values
+            before keys; dimensions are powers of two from 16.
         past: `[lanes, kernel - 1, channels]`, the rows before the convolution that came before.
         pending: `[lanes, MAX_PENDING, channels]`, those of the rows that may or may not stand.
         pending_gates: `[lanes, MAX_PENDING, 2, heads]`, their write strengths and decays.
@@ -68,12 +70,20 @@ class DeltaNetState:
     ) -> "DeltaNetState":
         heads, value_dim = weights.ssm_a.numel(), weights.norm.numel()
         channels, kernel = weights.conv.shape
+        tiles = value_dim // TILE_VALUES, key_dim // TILE_KEYS
         return cls(
-            torch.zeros(lanes, heads, key_dim, value_dim, device=device),
+            torch.zeros(lanes, heads, *tiles, TILE_VALUES, TILE_KEYS, device=device),
             torch.zeros(lanes, kernel - 1, channels, device=device),
             torch.zeros(lanes, MAX_PENDING, channels, device=device),
             torch.zeros(lanes, MAX_PENDING, 2, heads, device=device),
         )
+
+    def matrices(self, lane: int) -> torch.Tensor:
+        """The memory of a lane as the reference has it, float32 `[heads, key_dim, value_dim]`."""
+        tiles = self.memory[lane]
+        heads, values, keys = tiles.shape[:3]
+        matrices = tiles.permute(0, 2, 4, 1, 3)
+        return matrices.reshape(heads, keys * TILE_KEYS, values * TILE_VALUES)
 
 
 @triton.jit
@@ -82,21 +92,20 @@ def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_ga
               EPSILON: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
               VALUE_DIM: tl.constexpr, KERNEL: tl.constexpr, MAX_PENDING: tl.constexpr, TILE: tl.constexpr,
               LANE_BLOCK: tl.constexpr, HEADS_BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
-              COMMIT: tl.constexpr):  # fmt: skip
+              HISTORY_BLOCK: tl.constexpr, COMMIT: tl.constexpr):  # fmt: skip
     """A program is a head of queries, keys or values, or all gates; a lane; and a tile of its rows."""
-    which, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
+    head, which, tile = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
     taken = tl.load(accepted + which)
     begin = tile * TILE
     if (begin < count) | ((tile == 0) & (taken > 0)):
         end = tl.minimum(begin + TILE, count)
-        old = tl.where(tile == 0, taken, 0)  # pending rows to compute again
-        head = tl.program_id(0)
+        start = tl.where(tile == 0, -taken, begin)  # pending rows have negative numbers
         if head == 2 * KEY_HEADS + HEADS:
             _gates(beta + first * beta_stride, alpha + first * alpha_stride, ssm_a, ssm_dt,
                    pending_gates + which * (MAX_PENDING * 2 * HEADS), gates + first * (2 * HEADS),
-                   gates_before + which * (MAX_PENDING * 2 * HEADS), begin, end, old,
-                   beta_stride, alpha_stride, HEADS, HEADS_BLOCK, COMMIT)  # fmt: skip
+                   gates_before + which * (MAX_PENDING * 2 * HEADS), begin, end, begin - start,
+                   beta_stride, alpha_stride, HEADS, HEADS_BLOCK, TILE, COMMIT)  # fmt: skip
         else:
             CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
             past += which * ((KERNEL - 1) * CHANNELS)
@@ -107,13 +116,15 @@ def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_ga
                 is_value, 2 * KEY_HEADS * (KEY_DIM - VALUE_DIM) + head * VALUE_DIM, head * KEY_DIM
             )
             column = tl.arange(0, COLUMNS)
-            mask = column < tl.where(is_value, VALUE_DIM, KEY_DIM)
+            is_column = column < tl.where(is_value, VALUE_DIM, KEY_DIM)
             columns = offset + column
-            for index in range(begin - old, end):  # pending rows have negative numbers
-                y = silu(convolve_row(KERNEL - 1 + taken + index, taken, past, pending, qkv, weight,
-                                      columns, mask, CHANNELS, qkv_stride, KERNEL, 1))  # fmt: skip
+            for at in range(start, end, TILE):
+                index = at + tl.arange(0, TILE)
+                is_row = index < end
+                y = silu(convolve_rows(KERNEL - 1 + taken + index, is_row, taken, past, pending, qkv, weight,
+                                       columns, is_column, CHANNELS, qkv_stride, KERNEL, 1))  # fmt: skip
                 if not is_value:
-                    y = y * tl.rsqrt(tl.sum(y * y, 0) + EPSILON)
+                    y = y * tl.rsqrt(tl.sum(y * y, 1) + EPSILON)[:, None]
                     if head < KEY_HEADS:
                         y = y * (KEY_DIM**-0.5)
                 row = tl.where(
@@ -121,85 +132,94 @@ def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_ga
                     before + (which * MAX_PENDING + taken + index) * CHANNELS,
                     convolved + (first + index) * CHANNELS,
                 )
-                tl.store(row + columns, y, mask)
+                tl.store(row[:, None] + columns[None, :], y, is_row[:, None] & is_column[None, :])
             if tile == 0:
-                advance(taken, count, past, pending, qkv, columns, mask, CHANNELS, qkv_stride,
-                        KERNEL - 1, COMMIT)  # fmt: skip
+                advance(taken, count, past, pending, qkv, columns, is_column, CHANNELS, qkv_stride,
+                        KERNEL - 1, HISTORY_BLOCK, TILE, COMMIT)  # fmt: skip
 
 
 @triton.jit
 def _gates(beta, alpha, ssm_a, ssm_dt, pending_gates, gates, gates_before, begin, end, old,
-           beta_stride, alpha_stride, HEADS: tl.constexpr, BLOCK: tl.constexpr,
+           beta_stride, alpha_stride, HEADS: tl.constexpr, BLOCK: tl.constexpr, TILE: tl.constexpr,
            COMMIT: tl.constexpr):  # fmt: skip
     """Write strengths and decays of a tile; those of pending rows move on to `gates_before`."""
-    head = tl.arange(0, BLOCK)
-    mask = head < HEADS
-    for index in range(2 * old):
-        kept = tl.load(pending_gates + index * HEADS + head, mask, other=0.0)
-        tl.store(gates_before + index * HEADS + head, kept, mask)
-    tl.debug_barrier()
-    a, dt = tl.load(ssm_a + head, mask, other=0.0), tl.load(ssm_dt + head, mask, other=0.0)
-    for index in range(begin, end):
-        strength = sigmoid(tl.load(beta + index * beta_stride + head, mask, other=0.0))
-        decay = tl.exp(a * softplus(tl.load(alpha + index * alpha_stride + head, mask, other=0.0) + dt))
-        tl.store(gates + index * (2 * HEADS) + head, strength, mask)
-        tl.store(gates + index * (2 * HEADS) + HEADS + head, decay, mask)
-        if not COMMIT:
-            tl.store(pending_gates + index * (2 * HEADS) + head, strength, mask)
-            tl.store(pending_gates + index * (2 * HEADS) + HEADS + head, decay, mask)
+    head, row = tl.arange(0, BLOCK), tl.arange(0, TILE)
+    is_head = head < HEADS
+    index = (begin + row)[:, None]
+    mask = (index < end) & is_head[None, :]
+    is_old = (row < old)[:, None] & is_head[None, :]
+    cells = row[:, None] * (2 * HEADS) + head[None, :]
+    old_strength = tl.load(pending_gates + cells, is_old, other=0.0)
+    old_decay = tl.load(pending_gates + cells + HEADS, is_old, other=0.0)
+    a, dt = tl.load(ssm_a + head, is_head, other=0.0), tl.load(ssm_dt + head, is_head, other=0.0)
+    strength = sigmoid(tl.load(beta + index * beta_stride + head[None, :], mask, other=0.0))
+    alpha_dt = tl.load(alpha + index * alpha_stride + head[None, :], mask, other=0.0) + dt[None, :]
+    decay = tl.exp(a[None, :] * softplus(alpha_dt))
+    tl.debug_barrier()  # all threads have read what is now overwritten
+    tl.store(gates_before + cells, old_strength, is_old)
+    tl.store(gates_before + cells + HEADS, old_decay, is_old)
+    at = index * (2 * HEADS) + head[None, :]
+    tl.store(gates + at, strength, mask)
+    tl.store(gates + at + HEADS, decay, mask)
+    if not COMMIT:
+        tl.store(pending_gates + at, strength, mask)
+        tl.store(pending_gates + at + HEADS, decay, mask)
 
 
 @triton.jit
-def _write(memory, k, v, strength, decay):
-    """One step of the delta rule on a tile of the state `[keys, values]`."""
-    memory = memory * decay
-    update = strength * (v - tl.sum(memory * k[:, None], 0))
-    return memory + k[:, None] * update[None, :]
+def _row_at(index, first, taken, now, before, SIZE: tl.constexpr):
+    """Address of a row of the step, or, of negative numbers, of a pending row that stands."""
+    return tl.where(index < 0, before + (taken + index) * SIZE, now + (first + index) * SIZE)
 
 
 @triton.jit
 def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, out, num_rows,
                 KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
-                VALUE_DIM: tl.constexpr, BLOCK: tl.constexpr, MAX_PENDING: tl.constexpr,
-                LANE_BLOCK: tl.constexpr, TILED: tl.constexpr, COMMIT: tl.constexpr):  # fmt: skip
-    """A program is BLOCK values of a head of a lane."""
+                VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr,
+                MAX_PENDING: tl.constexpr, LANE_BLOCK: tl.constexpr, TILED: tl.constexpr,
+                COMMIT: tl.constexpr):  # fmt: skip
+    """A program is VALUES of a head of a lane; its state is `[KEY_DIM / KEYS, VALUES, KEYS]`.
+
+    Queries and keys are loaded in that shape too, the same for all values: no lane needs another's.
+    """
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
-    head, which = tl.program_id(1), tl.program_id(2).to(tl.int64)
+    part, head, which = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
     taken = tl.load(accepted + which)
     if count + taken > 0:
         key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
-        keys = tl.arange(0, KEY_DIM)
-        values = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-        q_at = key_head * KEY_DIM + keys
-        k_at = (KEY_HEADS + key_head) * KEY_DIM + keys
-        v_at = 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + values
-        cells = memory + ((which * HEADS + head) * KEY_DIM + keys[:, None]) * VALUE_DIM + values[None, :]
+        value, key = tl.arange(0, VALUES), tl.arange(0, KEYS)
+        tile = tl.arange(0, KEY_DIM // KEYS)[:, None, None]
+        in_tile = value[None, :, None] * KEYS + key[None, None, :]
+        cells = memory + ((which * HEADS + head) * (VALUE_DIM // VALUES) + part) * (KEY_DIM * VALUES)
+        cells += tile * (VALUES * KEYS) + in_tile
+        q_at = key_head * KEY_DIM + tile * KEYS + in_tile % KEYS
+        k_at = q_at + KEY_HEADS * KEY_DIM
+        at = head * VALUE_DIM + part * VALUES + value
+        v_at = 2 * KEY_HEADS * KEY_DIM + at
+        before += which * (MAX_PENDING * CHANNELS)
+        gates_before += which * (MAX_PENDING * 2 * HEADS)
         state = tl.load(cells)
-        for index in range(taken):
-            row = before + (which * MAX_PENDING + index) * CHANNELS
-            gate = gates_before + (which * MAX_PENDING + index) * (2 * HEADS) + head
-            state = _write(
-                state, tl.load(row + k_at), tl.load(row + v_at), tl.load(gate), tl.load(gate + HEADS)
-            )
-        if not COMMIT and taken > 0:
-            tl.store(cells, state)
-        # What the next row needs is loaded while this one is computed; without rows it is any row's.
-        start = tl.minimum(first, num_rows - 1)
-        row, gate = convolved + start * CHANNELS, gates + start * (2 * HEADS) + head
+        # what the next row needs is loaded while this one is computed
+        row = _row_at(-taken, first, taken, convolved, before, CHANNELS)
+        gate = _row_at(-taken, first, taken, gates, gates_before, 2 * HEADS) + head
         q_next, k_next, v_next = tl.load(row + q_at), tl.load(row + k_at), tl.load(row + v_at)
         strength_next, decay_next = tl.load(gate), tl.load(gate + HEADS)
-        for index in range(count):
+        for index in range(-taken, count):
+            if not COMMIT and index == 0:
+                tl.store(cells, state)
             q, k, v, strength, decay = q_next, k_next, v_next, strength_next, decay_next
-            step = tl.where(index + 1 < count, 1, 0)
-            row += step * CHANNELS
-            gate += step * (2 * HEADS)
+            following = tl.minimum(index + 1, count - 1)
+            row = _row_at(following, first, taken, convolved, before, CHANNELS)
+            gate = _row_at(following, first, taken, gates, gates_before, 2 * HEADS) + head
             q_next, k_next, v_next = tl.load(row + q_at), tl.load(row + k_at), tl.load(row + v_at)
             strength_next, decay_next = tl.load(gate), tl.load(gate + HEADS)
-            state = _write(state, k, v, strength, decay)
-            read = tl.sum(state * q[:, None], 0)
-            tl.store(out + (first + index) * (HEADS * VALUE_DIM) + head * VALUE_DIM + values, read)
-        if COMMIT:
+            found = decay * tl.sum(tl.sum(state * k, 0), 1)
+            update = strength * (v - found)
+            state = tl.fma(k, tl.broadcast_to(update[None, :, None], k.shape), state * decay)
+            read = tl.sum(tl.sum(state * q, 0), 1)
+            tl.store(out + (first + index) * (HEADS * VALUE_DIM) + at, read, at < (index >= 0) * 0x7FFFFFFF)
+        if COMMIT or count == 0:
             tl.store(cells, state)
 
 
@@ -248,26 +268,28 @@ def gated_delta_net(
     Returns:
         float32 `[rows, heads * value_dim]`; rows of no lane hold nothing of use.
     """
-    num_rows, lanes = qkv.shape[0], state.memory.shape[0]
-    heads, key_dim, value_dim = state.memory.shape[1:]
+    num_rows, heads, value_dim = qkv.shape[0], weights.ssm_a.numel(), weights.norm.numel()
+    lanes, key_dim = state.memory.shape[0], state.memory.shape[3] * TILE_KEYS
     if quantized is not None and value_dim != 128:
         raise ValueError(f"a head of {value_dim} values is no block of 128 activations")
     convolved, gates = qkv.new_empty(qkv.shape), qkv.new_empty(num_rows, 2, heads)
     before, gates_before = torch.empty_like(state.pending), torch.empty_like(state.pending_gates)
+    kernel = weights.conv.shape[1]
     shape = {"KEY_HEADS": weights.key_heads, "HEADS": heads, "KEY_DIM": key_dim, "VALUE_DIM": value_dim}
     steps = {"MAX_PENDING": MAX_PENDING, "LANE_BLOCK": lane_block(num_rows), "COMMIT": commit}
     _convolve[(2 * weights.key_heads + heads + 1, lanes, max(triton.cdiv(num_rows, TILE), 1))](
         qkv, beta, alpha, weights.conv, weights.ssm_a, weights.ssm_dt, state.past, state.pending,
         state.pending_gates, lane, accepted, convolved, before, gates, gates_before, num_rows,
         qkv.stride(0), beta.stride(0), alpha.stride(0), EPSILON=L2_EPSILON, **shape, **steps,
-        KERNEL=weights.conv.shape[1], TILE=TILE, HEADS_BLOCK=triton.next_power_of_2(heads),
-        COLUMNS=max(key_dim, value_dim), num_warps=1, enable_fp_fusion=False,
+        KERNEL=kernel, TILE=TILE, HEADS_BLOCK=triton.next_power_of_2(heads),
+        COLUMNS=max(key_dim, value_dim), HISTORY_BLOCK=triton.next_power_of_2(kernel - 1), num_warps=4,
+        enable_fp_fusion=False,
     )  # fmt: skip
     read = qkv.new_empty(num_rows, heads * value_dim)
-    block = min(BLOCK_VALUES, value_dim)
-    _delta_rule[(value_dim // block, heads, lanes)](
-        convolved, before, gates, gates_before, state.memory, lane, accepted, read, num_rows,
-        **shape, **steps, BLOCK=block, TILED=weights.tiled, num_warps=1, enable_fp_fusion=False,
+    _delta_rule[(value_dim // TILE_VALUES, heads, lanes)](
+        convolved, before, gates, gates_before, state.memory, lane, accepted, read, num_rows, **shape,
+        **steps, VALUES=TILE_VALUES, KEYS=TILE_KEYS, TILED=weights.tiled, num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip
     out = torch.empty_like(read)
     codes, scales = quantized or (out, out)

@@ -11,10 +11,10 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid, silu
-from strata.ops.triton.convolution import TILE, advance, convolve_row, sequence_row
+from strata.ops.triton.convolution import TILE, advance, convolve_rows, sequence_rows
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 
-BLOCK = 256  # channels that a program convolves
+BLOCK = 128  # channels that a program convolves
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +85,8 @@ class NgramState:
 @triton.jit
 def _rows(tokens, multipliers, head_sizes, head_offsets, window, pending, lane, accepted, out, num_rows, eos,
           SIZE: tl.constexpr, HEADS: tl.constexpr, HEADS_BLOCK: tl.constexpr, MAX_PENDING: tl.constexpr,
-          TILE: tl.constexpr, LANE_BLOCK: tl.constexpr, COMMIT: tl.constexpr):  # fmt: skip
+          TILE: tl.constexpr, HISTORY_BLOCK: tl.constexpr, LANE_BLOCK: tl.constexpr,
+          COMMIT: tl.constexpr):  # fmt: skip
     """A program is a tile of a lane's rows; HEADS of an n-gram."""
     which, tile = tl.program_id(0).to(tl.int64), tl.program_id(1)
     first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
@@ -94,24 +95,27 @@ def _rows(tokens, multipliers, head_sizes, head_offsets, window, pending, lane, 
     window += which * (SIZE - 1)
     pending += which * MAX_PENDING
     tokens += first
-    head = tl.arange(0, HEADS_BLOCK)
-    mask = head < HEADS
-    for index in range(begin, tl.minimum(begin + TILE, count)):
-        mixed = tl.load(tokens + index) * tl.load(multipliers)
-        hidden = mixed < 0  # products have no sign
-        for back in tl.static_range(1, SIZE):
-            at = SIZE - 1 + taken + index - back
-            previous = tl.load(sequence_row(at, taken, window, pending, tokens, 1, 1, SIZE - 1))
-            hidden = hidden | (previous == eos)
-            mixed = mixed ^ (tl.where(hidden, eos, previous) * tl.load(multipliers + back))
-            heads = (back - 1) * HEADS + head
-            row = mixed % tl.load(head_sizes + heads, mask, other=1) + tl.load(
-                head_offsets + heads, mask, other=0
-            )
-            tl.store(out + (first + index) * ((SIZE - 1) * HEADS) + heads, row, mask)
+    head, row = tl.arange(0, HEADS_BLOCK), begin + tl.arange(0, TILE)
+    is_row = row < count
+    mask = is_row[:, None] & (head < HEADS)[None, :]
+    mixed = tl.load(tokens + row, is_row, other=0) * tl.load(multipliers)
+    hidden = row < 0  # none
+    for back in tl.static_range(1, SIZE):
+        at = SIZE - 1 + taken + row - back
+        rows = sequence_rows(at, taken, window, pending, tokens, 1, 1, SIZE - 1)
+        previous = tl.load(rows, is_row, other=0)
+        hidden = hidden | (previous == eos)
+        mixed = mixed ^ (tl.where(hidden, eos, previous) * tl.load(multipliers + back))
+        heads = (back - 1) * HEADS + head
+        sizes = tl.load(head_sizes + heads, head < HEADS, other=1)
+        numbers = (
+            mixed[:, None] % sizes[None, :] + tl.load(head_offsets + heads, head < HEADS, other=0)[None, :]
+        )
+        tl.store(out + (first + row)[:, None] * ((SIZE - 1) * HEADS) + heads[None, :], numbers, mask)
     if tile == 0:
         column = tl.arange(0, 1)
-        advance(taken, count, window, pending, tokens, column, column < 1, 1, 1, SIZE - 1, COMMIT)
+        advance(taken, count, window, pending, tokens, column, column < 1, 1, 1, SIZE - 1, HISTORY_BLOCK,
+                TILE, COMMIT)  # fmt: skip
 
 
 @triton.jit
@@ -139,7 +143,8 @@ def _gate(residual, key, value, norm_key, norm_query, norm_conv, gated, normaliz
 @triton.jit
 def _add(residual, gated, normalized, weight, past, pending, lane, accepted, out, num_rows, channels,
          KERNEL: tl.constexpr, DILATION: tl.constexpr, BLOCK: tl.constexpr, MAX_PENDING: tl.constexpr,
-         TILE: tl.constexpr, LANE_BLOCK: tl.constexpr, COMMIT: tl.constexpr):  # fmt: skip
+         TILE: tl.constexpr, HISTORY_BLOCK: tl.constexpr, LANE_BLOCK: tl.constexpr,
+         COMMIT: tl.constexpr):  # fmt: skip
     """A program is BLOCK channels of a lane and a tile of its rows."""
     HISTORY: tl.constexpr = (KERNEL - 1) * DILATION
     which, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
@@ -151,14 +156,17 @@ def _add(residual, gated, normalized, weight, past, pending, lane, accepted, out
     normalized += first * channels
     columns = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = columns < channels
-    for index in range(begin, tl.minimum(begin + TILE, count)):
-        convolved = convolve_row(HISTORY + taken + index, taken, past, pending, normalized, weight, columns,
-                                 mask, channels, channels, KERNEL, DILATION)  # fmt: skip
-        cells = (first + index) * channels + columns
-        total = tl.load(residual + cells, mask, other=0.0) + tl.load(gated + cells, mask, other=0.0)
-        tl.store(out + cells, total + silu(convolved), mask)
+    index = begin + tl.arange(0, TILE)
+    is_row = index < count
+    convolved = convolve_rows(HISTORY + taken + index, is_row, taken, past, pending, normalized, weight,
+                              columns, mask, channels, channels, KERNEL, DILATION)  # fmt: skip
+    cells = (first + index)[:, None] * channels + columns[None, :]
+    is_cell = is_row[:, None] & mask[None, :]
+    total = tl.load(residual + cells, is_cell, other=0.0) + tl.load(gated + cells, is_cell, other=0.0)
+    tl.store(out + cells, total + silu(convolved), is_cell)
     if tile == 0:
-        advance(taken, count, past, pending, normalized, columns, mask, channels, channels, HISTORY, COMMIT)
+        advance(taken, count, past, pending, normalized, columns, mask, channels, channels, HISTORY,
+                HISTORY_BLOCK, TILE, COMMIT)  # fmt: skip
 
 
 def ngram_rows(
@@ -187,7 +195,8 @@ def ngram_rows(
         tokens, table.multipliers, table.head_sizes, table.head_offsets, state.window, state.pending_tokens,
         lane, accepted, out, num_rows, table.eos, SIZE=size, HEADS=heads,
         HEADS_BLOCK=triton.next_power_of_2(heads), MAX_PENDING=MAX_PENDING, TILE=TILE,
-        LANE_BLOCK=lane_block(num_rows), COMMIT=commit, num_warps=1, enable_fp_fusion=False,
+        HISTORY_BLOCK=triton.next_power_of_2(size - 1), LANE_BLOCK=lane_block(num_rows), COMMIT=commit,
+        num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out
 
@@ -227,7 +236,8 @@ def add_ngram_memory(
     _add[(triton.cdiv(channels, BLOCK), lanes, max(triton.cdiv(num_rows, TILE), 1))](
         residual, gated, normalized, weights.conv, state.past, state.pending, lane, accepted, out, num_rows,
         channels, KERNEL=weights.conv.shape[1], DILATION=weights.dilation, BLOCK=BLOCK,
-        MAX_PENDING=MAX_PENDING, TILE=TILE, LANE_BLOCK=lane_block(num_rows), COMMIT=commit, num_warps=2,
+        MAX_PENDING=MAX_PENDING, TILE=TILE, HISTORY_BLOCK=triton.next_power_of_2(state.past.shape[1]),
+        LANE_BLOCK=lane_block(num_rows), COMMIT=commit, num_warps=4,
         enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -53,7 +53,7 @@ class _Layer:
         rows = [part.cpu() for part in self.rows]
         state = self.new_state(1)
         conv, ssm_a, ssm_dt, norm = (x.cpu() for x in (w.conv, w.ssm_a, w.ssm_dt, w.norm))
-        past, memory = state.past[0].cpu(), state.memory[0].cpu()
+        past, memory = state.past[0].cpu(), state.matrices(0).cpu()
         return reference.gated_delta_net(
             *rows, conv, ssm_a, ssm_dt, norm, w.epsilon, past, memory, 0, w.tiled, w.sigmoid_gate
         )
@@ -68,7 +68,7 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
         name = f"{rows} rows, heads of {dim}"
         yield name, out, want
         yield f"{name}, past", state.past[0], past
-        yield f"{name}, memory", state.memory[0], memory
+        yield f"{name}, memory", state.matrices(0), memory
 
 
 def _compare_windows(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
@@ -97,8 +97,8 @@ def _launch(rows: int, commit: bool, lanes: int = 1):
         meta(channels, 4), meta(heads), meta(heads), meta(dim), 1e-6, key_heads, True, True
     )
     state = DeltaNetState(
-        meta(lanes, heads, dim, dim), meta(lanes, 3, channels), meta(lanes, MAX_PENDING, channels),
-        meta(lanes, MAX_PENDING, 2, heads),
+        meta(lanes, heads, dim // 8, dim // 16, 8, 16), meta(lanes, 3, channels),
+        meta(lanes, MAX_PENDING, channels), meta(lanes, MAX_PENDING, 2, heads),
     )  # fmt: skip
     rows_of = (meta(rows, width) for width in (channels, heads * dim, heads, heads))
     lane, accepted = meta(rows, dtype=torch.int32), meta(lanes, dtype=torch.int32)
