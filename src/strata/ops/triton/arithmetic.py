@@ -2,7 +2,7 @@
 
 `tl.sum` adds in the order in which the compiler has spread a tile over threads, which may change with the
 number of rows in the tile. A row must come out in the same bits in a window as in a prompt: where tiles hold
-several rows, sums over a row are made by `pairwise_sum`, and products with matrices by `split_dot`.
+several rows, sums over a row are made by `pairwise_sum`, and products with matrices by `dot_parts`.
 """
 
 import triton
@@ -34,9 +34,9 @@ def softplus(x):
 def pairwise_sum(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Sums `[ROWS]` over the second dimension of `[ROWS, WIDTH]`: neighbours first, then neighbours of those.
 
-    WIDTH is a power of two below 2**10.
+    WIDTH is a power of two up to 2**13. Blocks may be summed by themselves first, and then their sums.
     """
-    for level in tl.static_range(10):
+    for level in tl.static_range(13):
         if (WIDTH >> level) > 1:
             left, right = tl.split(tl.reshape(x, [ROWS, WIDTH >> (level + 1), 2]))
             x = left + right
@@ -63,47 +63,68 @@ def split_bfloat16(x):
 
 
 @triton.jit
-def split_dot(x, w, high, middle, low):
-    """Add `x @ w.T` to the sum of three accumulators, in float32 accuracy, the same for any number of rows.
+def dot_part(x, w, total):
+    """Add `x @ w.T` in float32 accuracy, in an order that does not depend on the other rows of a tile.
 
-    Each float32 is taken as the sum of bfloat16 parts: products of parts are exact, and matrix units add them
-    in an order that does not depend on the other rows of a tile. What was multiplied with the high parts of
-    `x` adds to `high`, and so on. Where there are no such units it is all multiplied in float32, into `high`.
+    Parts of float32 are bfloat16; their products are exact, and matrix units add them up. Where `w` is
+    bfloat16 the order does not depend on how many elements are multiplied at once either, else it does.
 
     Args:
-        x: float32 `[rows, k]`.
+        x: bfloat16 `[rows, k]`, a part of the activations.
         w: float32, float16 or bfloat16 `[columns, k]`.
-        high, middle, low: float32 `[rows, columns]`.
-
-    Returns:
-        The accumulators; the product is `(low + middle) + high`.
+        total: float32 `[rows, columns]`.
     """
     if INTERPRETED:
-        high, middle, low = _split_dot(x, w, high, middle, low)
+        total = _dot_part(x, w, total)
     else:
         UNITS: tl.constexpr = _multiplies_bfloat16()
         if UNITS:
-            high, middle, low = _split_dot(x, w, high, middle, low)
+            total = _dot_part(x, w, total)
         else:
-            high = tl.dot(x, tl.trans(w.to(tl.float32)), high, input_precision="ieee")
-    return high, middle, low
+            total = tl.dot(x.to(tl.float32), tl.trans(w.to(tl.float32)), total, input_precision="ieee")
+    return total
 
 
 @triton.jit
-def _split_dot(x, w, high, middle, low):
-    x_high, x_middle, x_low = split_bfloat16(x)
+def _dot_part(x, w, total):
     if w.dtype == tl.bfloat16:
-        high, middle, low = _dots(x_high, x_middle, x_low, w, high, middle, low)
+        total = tl.dot(x, tl.trans(w), total)
     else:
-        w_high, w_middle, w_low = split_bfloat16(w.to(tl.float32))
-        high, middle, low = _dots(x_high, x_middle, x_low, w_high, high, middle, low)
-        high, middle, low = _dots(x_high, x_middle, x_low, w_middle, high, middle, low)
+        high, middle, low = split_bfloat16(w.to(tl.float32))
+        total = tl.dot(x, tl.trans(high), total)
+        total = tl.dot(x, tl.trans(middle), total)
         if w.dtype == tl.float32:  # float16 has 11 bits: two parts hold it
-            high, middle, low = _dots(x_high, x_middle, x_low, w_low, high, middle, low)
-    return high, middle, low
+            total = tl.dot(x, tl.trans(low), total)
+    return total
 
 
 @triton.jit
-def _dots(x_high, x_middle, x_low, w, high, middle, low):
-    w = tl.trans(w)
-    return tl.dot(x_high, w, high), tl.dot(x_middle, w, middle), tl.dot(x_low, w, low)
+def dot_parts(x_high, x_middle, x_low, w, high, middle, low):
+    """`dot_part` of the three parts of activations; the product is `(low + middle) + high`."""
+    return dot_part(x_high, w, high), dot_part(x_middle, w, middle), dot_part(x_low, w, low)
+
+
+@triton.jit
+def stack_parts(x, part):
+    """For up to four rows: their parts as rows of one tile, so that one `dot_part` does for three.
+
+    Args:
+        x: float32 `[16, k]`; row `4 * p + r` is row r of the activations, for every p.
+        part: int32 `[16, 1]`, p.
+
+    Returns:
+        bfloat16 `[16, k]`: part p of row r. Of the sums of products with it `unstack` makes the product.
+    """
+    high, middle, low = split_bfloat16(x)
+    x = tl.where(part == 1, middle.to(tl.float32), high.to(tl.float32))
+    return tl.where(part == 2, low.to(tl.float32), tl.where(part == 3, 0.0, x)).to(tl.bfloat16)
+
+
+@triton.jit
+def unstack(total, COLUMNS: tl.constexpr):
+    """The product float32 `[4, COLUMNS]`, of sums `[16, COLUMNS]` of stacked parts, as `dot_parts` has it."""
+    total = tl.permute(tl.reshape(total, [2, 2, 4, COLUMNS]), (1, 2, 3, 0))
+    first, last = tl.split(total)
+    high, middle = tl.split(tl.permute(first, (1, 2, 0)))
+    low, _ = tl.split(tl.permute(last, (1, 2, 0)))
+    return (low + middle) + high

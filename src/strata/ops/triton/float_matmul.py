@@ -1,21 +1,24 @@
 """Products with matrices that are not quantised: routers, hyper-connections, small projections.
 
 A weight is widened to float32 and activations stay float32, as docs/NUMERICS.md says; the order of a sum is
-the card's own (see `arithmetic.split_dot`), not the processor's: the two agree to about 1e-6. It is the same
+the card's own (see `arithmetic.dot_parts`), not the processor's: the two agree to about 1e-6. It is the same
 order for any number of rows: K is cut into slices, each is summed by itself, and slices are added ascending.
 
 A window has too few tiles to keep a card busy. There each slice is a program of its own; whichever of a
-tile's programs comes last adds the slices up. A prompt's programs go through all slices.
+tile's programs comes last adds the slices up. A prompt's activations are split into their bfloat16 parts
+first, once for all columns, and its programs go through all slices.
 """
 
 import torch
 import triton
 import triton.language as tl
 
-from strata.ops.triton.arithmetic import split_dot
+from strata.ops.triton.arithmetic import dot_part, dot_parts, split_bfloat16, stack_parts, unstack
 
-SLICE = 512
+SLICE = 256
 WINDOW_ROWS = 16
+WINDOW_COLUMNS = 32
+PROMPT_TILE = (32, 128)  # rows, columns: 32 rows keep NVIDIA's cards to the instruction that windows use
 
 
 class Workspace:
@@ -59,64 +62,123 @@ def last_of_tile(arrived, count):
 
 
 @triton.jit
-def _slice_product(x, w, rows, columns, begin, K, num_rows, num_columns, x_stride,
-                   ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
-                   BLOCK: tl.constexpr):  # fmt: skip
-    """Products `[ROWS, COLUMNS]` of elements `begin` to `begin + SLICE`."""
-    high = tl.zeros([ROWS, COLUMNS], tl.float32)
+def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_stride, K: tl.constexpr,
+            STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """A program is a tile of columns and a slice; `num_rows` is at most USED, with STACKED at most 4."""
+    SLICES: tl.constexpr = (K + SLICE - 1) // SLICE
+    ROWS: tl.constexpr = 4 if STACKED else 16
+    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    index, row = tl.program_id(1), tl.arange(0, 16)[:, None]
+    is_column = (columns < num_columns)[:, None]
+    high = tl.zeros([16, COLUMNS], tl.float32)
     middle, low = high, high
-    for start in range(begin, tl.minimum(begin + SLICE, K), BLOCK):
-        k = start + tl.arange(0, BLOCK)
-        x_tile = tl.load(
-            x + rows[:, None] * x_stride + k[None, :],
-            mask=(rows < num_rows)[:, None] & (k < K)[None, :],
-            other=0.0,
-        )
-        w_tile = tl.load(
-            w + columns.to(tl.int64)[:, None] * K + k[None, :],
-            mask=(columns < num_columns)[:, None] & (k < K)[None, :],
-            other=0.0,
-        )
-        high, middle, low = split_dot(x_tile, w_tile, high, middle, low)
-    return (low + middle) + high
+    for start in range(index * SLICE, index * SLICE + SLICE, BLOCK):
+        k = (start + tl.arange(0, BLOCK))[None, :]
+        w_tile = tl.load(w + columns.to(tl.int64)[:, None] * K + k, is_column & (k < K), other=0.0)
+        x_tile = tl.load(x + row % ROWS * x_stride + k, (row % ROWS < num_rows) & (k < K), other=0.0)
+        if STACKED:
+            high = dot_part(stack_parts(x_tile, row // 4), w_tile, high)
+        else:
+            x_high, x_middle, x_low = split_bfloat16(x_tile)
+            high, middle, low = dot_parts(x_high, x_middle, x_low, w_tile, high, middle, low)
+    product = unstack(high, COLUMNS) if STACKED else (low + middle) + high
+    size = num_rows * num_columns
+    rows = tl.arange(0, ROWS)[:, None]
+    mask = (rows < num_rows) & (columns < num_columns)[None, :]
+    tl.store(sums + index * size + rows * num_columns + columns[None, :], product, mask)
+    if last_of_tile(arrived + tl.program_id(0), SLICES):
+        used = tl.arange(0, USED)[:, None]
+        is_cell = (used < num_rows) & (columns < num_columns)[None, :]
+        cells = sums + used * num_columns + columns[None, :]
+        total = tl.zeros([USED, COLUMNS], tl.float32)
+        for each in tl.static_range(SLICES):  # unrolled: all are loaded at once
+            total += tl.load(cells + each * size, is_cell, other=0.0, cache_modifier=".cg")
+        tl.store(out + used * out_stride + columns[None, :], total, is_cell)
 
 
 @triton.jit
-def _float_matmul(x, w, out, sums, arrived, num_rows, num_columns, K, num_slices, x_stride, out_stride,
-                  ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr, BLOCK: tl.constexpr,
-                  SPLIT: tl.constexpr):  # fmt: skip
+def _split(x, parts, num_rows, x_stride, K: tl.constexpr, BLOCK: tl.constexpr):
+    """A program is BLOCK elements of a row."""
+    row = tl.program_id(1).to(tl.int64)
+    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    high, middle, low = split_bfloat16(tl.load(x + row * x_stride + k, k < K, other=0.0))
+    plane = tl.cast(num_rows, tl.int64) * K
+    cells = parts + row * K + k
+    tl.store(cells, high, k < K)
+    tl.store(cells + plane, middle, k < K)
+    tl.store(cells + 2 * plane, low, k < K)
+
+
+@triton.jit
+def _prompt(parts, scales, w, out, num_rows, num_columns, out_stride, K: tl.constexpr, GROUPS: tl.constexpr,
+            ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """A program is a tile. With GROUPS, each of so many equal parts of K is multiplied with a scale."""
+    PIECES: tl.constexpr = max(GROUPS, 1)
+    SLICES: tl.constexpr = (K // PIECES + SLICE - 1) // SLICE
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    mask = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    is_row, is_column = (rows < num_rows)[:, None], (columns < num_columns)[:, None]
+    plane = tl.cast(num_rows, tl.int64) * K
+    x = parts + rows.to(tl.int64)[:, None] * K
+    w += columns.to(tl.int64)[:, None] * K
     total = tl.zeros([ROWS, COLUMNS], tl.float32)
-    if SPLIT:
-        part = _slice_product(x, w, rows, columns, tl.program_id(2) * SLICE, K, num_rows, num_columns,
-                              x_stride, ROWS, COLUMNS, SLICE, BLOCK)  # fmt: skip
-        cells = sums + rows[:, None] * num_columns + columns[None, :]
-        size = num_rows * num_columns
-        tl.store(cells + tl.program_id(2) * size, part, mask)
-        if last_of_tile(arrived + tl.program_id(1) * tl.num_programs(0) + tl.program_id(0), num_slices):
-            for index in range(num_slices):
-                total += tl.load(cells + index * size, mask, other=0.0, cache_modifier=".cg")
-            tl.store(out + rows[:, None] * out_stride + columns[None, :], total, mask)
-    else:
-        for index in range(num_slices):
-            total += _slice_product(x, w, rows, columns, index * SLICE, K, num_rows, num_columns,
-                                    x_stride, ROWS, COLUMNS, SLICE, BLOCK)  # fmt: skip
-        tl.store(out + rows[:, None] * out_stride + columns[None, :], total, mask)
+    for group in range(PIECES):
+        sum_of_group = tl.zeros([ROWS, COLUMNS], tl.float32)
+        for index in range(SLICES):
+            high = tl.zeros([ROWS, COLUMNS], tl.float32)
+            middle, low = high, high
+            begin = group * (K // PIECES) + index * SLICE
+            for start in range(begin, begin + SLICE, BLOCK):
+                k = (start + tl.arange(0, BLOCK))[None, :]
+                x_high = tl.load(x + k, is_row & (k < K), other=0.0)
+                x_middle = tl.load(x + plane + k, is_row & (k < K), other=0.0)
+                x_low = tl.load(x + 2 * plane + k, is_row & (k < K), other=0.0)
+                w_tile = tl.load(w + k, is_column & (k < K), other=0.0)
+                high, middle, low = dot_parts(x_high, x_middle, x_low, w_tile, high, middle, low)
+            sum_of_group += (low + middle) + high
+        if GROUPS > 0:
+            scale = tl.load(scales + rows * GROUPS + group, rows < num_rows, other=0.0)
+            sum_of_group = sum_of_group * scale[:, None]
+        total += sum_of_group
+    mask = is_row & (columns < num_columns)[None, :]
+    tl.store(out + rows.to(tl.int64)[:, None] * out_stride + columns[None, :], total, mask)
 
 
-def dot_block(weight: torch.Tensor) -> int:
-    """Elements of K that are multiplied at once: fewer where weights are split, which takes registers.
+def dot_block(weight: torch.Tensor, most: int) -> int:
+    """Elements of K that are multiplied at once: `most` where that does not change the order of sums."""
+    return most if weight.dtype == torch.bfloat16 else min(most, 32)
 
-    The order of sums depends on it, so it is the same for windows and prompts.
+
+def workspace_size(num_columns: int, num_in: int) -> tuple[int, int]:
+    """Sums and tiles of a `Workspace` for windows and a matrix `[num_columns, num_in]`."""
+    slices = triton.cdiv(num_in, SLICE)
+    return slices * WINDOW_ROWS * num_columns, triton.cdiv(num_columns, WINDOW_COLUMNS)
+
+
+def multiply_parts(
+    parts: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor,
+    slice_length: int,
+    scales: torch.Tensor | None = None,
+) -> None:
+    """The product of a prompt's rows, which are split already.
+
+    Args:
+        parts: bfloat16 `[3, rows, num_in]`.
+        weight: float32, float16 or bfloat16 `[num_out, num_in]`.
+        out: float32 `[rows, num_out]`, to fill in.
+        slice_length: of the parts of K (or of a group) that are summed by themselves.
+        scales: float32 `[rows, groups]`: K is cut into groups, whose sums are multiplied with these.
     """
-    return 64 if weight.dtype == torch.bfloat16 else 32
-
-
-def workspace_size(num_rows: int, num_columns: int, num_in: int) -> tuple[int, int]:
-    """Sums and tiles of a `Workspace` for a window of `num_rows` and a matrix `[num_columns, num_in]`."""
-    return triton.cdiv(num_in, SLICE) * num_rows * num_columns, triton.cdiv(num_columns, 16)
+    (num_rows, num_in), num_columns = parts.shape[1:], weight.shape[0]
+    rows, columns = PROMPT_TILE
+    _prompt[(triton.cdiv(num_columns, columns), triton.cdiv(num_rows, rows))](
+        parts, scales, weight, out, num_rows, num_columns, out.stride(0), K=num_in,
+        GROUPS=0 if scales is None else scales.shape[1], ROWS=rows, COLUMNS=columns, SLICE=slice_length,
+        BLOCK=min(dot_block(weight, 64), slice_length), num_warps=8, num_stages=2, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def float_matmul(
@@ -135,17 +197,18 @@ def float_matmul(
     """
     (num_rows, num_in), num_columns = x.shape, weight.shape[0]
     out = x.new_empty(num_rows, num_columns) if out is None else out
-    num_slices = triton.cdiv(num_in, SLICE)
-    is_window = num_rows <= WINDOW_ROWS
-    tile_rows, tile_columns = (16, 16) if is_window else (32, 64)
-    grid = (triton.cdiv(num_columns, tile_columns), triton.cdiv(num_rows, tile_rows))
-    if is_window:
-        workspace.require(*workspace_size(num_rows, num_columns, num_in))
-        grid += (num_slices,)
-    _float_matmul[grid](
-        x, weight, out, workspace.sums, workspace.arrived, num_rows, num_columns, num_in, num_slices,
-        x.stride(0), out.stride(0), ROWS=tile_rows, COLUMNS=tile_columns, SLICE=SLICE,
-        BLOCK=dot_block(weight), SPLIT=is_window, num_warps=4 if is_window else 8, num_stages=2,
+    if num_rows > WINDOW_ROWS:
+        parts = torch.empty(3, num_rows, num_in, dtype=torch.bfloat16, device=x.device)
+        _split[(triton.cdiv(num_in, 1024), num_rows)](
+            x, parts, num_rows, x.stride(0), K=num_in, BLOCK=1024, num_warps=4, enable_fp_fusion=False
+        )
+        multiply_parts(parts, weight, out, SLICE)
+        return out
+    workspace.require(*workspace_size(num_columns, num_in))
+    _window[(triton.cdiv(num_columns, WINDOW_COLUMNS), triton.cdiv(num_in, SLICE))](
+        x, weight, out, workspace.sums, workspace.arrived, num_rows, num_columns, x.stride(0), out.stride(0),
+        K=num_in, STACKED=num_rows <= 4, USED=triton.next_power_of_2(num_rows), COLUMNS=WINDOW_COLUMNS,
+        SLICE=SLICE, BLOCK=dot_block(weight, 128 if num_rows <= 4 else 64), num_warps=4, num_stages=2,
         enable_fp_fusion=False,
     )  # fmt: skip
     return out

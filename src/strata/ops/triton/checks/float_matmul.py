@@ -16,7 +16,7 @@ def _inputs(device: torch.device, rows: int, shape: tuple[int, int], dtype: torc
 
 
 def _workspace(device: torch.device | str, shape: tuple[int, int]) -> Workspace:
-    return Workspace(device, *workspace_size(16, *shape))
+    return Workspace(device, *workspace_size(*shape))
 
 
 def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
