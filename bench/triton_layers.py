@@ -16,14 +16,19 @@ from pathlib import Path
 
 import torch
 
+from strata.formats.quants import FORMATS
 from strata.ops.triton.catalog import checks
 from strata.ops.triton.delta_net import DeltaNetState, DeltaNetWeights, gated_delta_net
+from strata.ops.triton.embedding import EmbeddingTable, embed
 from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_size
 from strata.ops.triton.hyper_connection import HyperConnectionWeights, read
+from strata.ops.triton.ngram import NgramHash, NgramState, NgramWeights, add_ngram_memory, ngram_rows
 from strata.ops.triton.norm import add_rms_norm
 from strata.ops.triton.router import route
 
-PARTS = ("float_matmul", "hyper_connection", "delta_net", "norm", "router", "ngram")
+PARTS = (
+    "float_matmul", "hyper_connection", "streams", "delta_net", "norm", "router", "ngram", "embedding"
+)  # fmt: skip
 ROTATING_BYTES = 256 << 20
 DEVICE = torch.device("cuda")
 
@@ -105,7 +110,7 @@ class Bench:
             moved: bytes of a call.
             products: multiply-adds of a call.
         """
-        copies = 1 if products > 1e10 else max(20, ROTATING_BYTES // max(moved, 1 << 22))
+        copies = 2 if rows >= 512 else max(20, ROTATING_BYTES // max(moved, 1 << 22))
         time = microseconds([make() for _ in range(copies)])
         speed = moved / time / 1000
         result = Result(name, rows, time, speed, speed / self.copy, 2 * products / time / 1e6)
@@ -143,7 +148,7 @@ def bench_hyper_connection(bench: Bench) -> None:
 def bench_float_matmul(bench: Bench) -> None:
     def make(rows: int, shape: tuple[int, int], dtype: torch.dtype):
         x, weight = random(rows, shape[1]), random(*shape, dtype=dtype)
-        workspace = Workspace(DEVICE, *workspace_size(16, *shape))
+        workspace = Workspace(DEVICE, *workspace_size(*shape))
         return lambda: float_matmul(x, weight, workspace)
 
     shape = (513, 2560)
@@ -200,6 +205,47 @@ def bench_small(bench: Bench) -> None:
         bench.add("route 10 of 512", rows, lambda rows=rows: make_route(rows), 4 * rows * experts)
 
 
+def bench_ngram(bench: Bench) -> None:
+    streams, width, size = 4, 2560, 3
+    channels = streams * width
+
+    def make(rows: int, commit: bool):
+        sizes = torch.full((16,), 20000003, device=DEVICE)
+        table = NgramHash(sizes[:size], sizes, sizes, 248044)
+        weights = NgramWeights(
+            random(channels), random(channels), random(channels), random(channels, 4), size, streams, 1e-6
+        )
+        state = NgramState.new(1, table, weights)
+        tokens = torch.randint(248320, (rows,), device=DEVICE)
+        inputs = random(rows, streams, width), random(rows, channels), random(rows, width)
+        lane, accepted = integers(*[0] * rows), integers(0 if commit else rows)
+
+        def call():
+            ngram_rows(tokens, table, state, lane, accepted, commit)
+            return add_ngram_memory(*inputs, weights, state, lane, accepted, commit)
+
+        return call
+
+    for rows in (1, 4, 16, 4096):
+        make_memory = lambda rows=rows: make(rows, rows > 16)  # noqa: E731
+        bench.add("n-gram memory without its products", rows, make_memory, 4 * channels * (4 + 9 + 5 * rows))
+
+
+def bench_embedding(bench: Bench) -> None:
+    vocabulary, width = 248320, 2560
+    bytes_of_row = width // 256 * FORMATS["Q4_K"].block_bytes
+    blocks = torch.zeros(vocabulary, bytes_of_row, dtype=torch.uint8)
+    for where, place in (("the card", blocks.to(DEVICE)), ("pinned memory", blocks.pin_memory())):
+        table = EmbeddingTable.of("Q4_K", place, width, DEVICE)
+        for rows in (1, 16, 4096):
+
+            def make(rows: int = rows, table: EmbeddingTable = table):
+                ids = torch.randint(vocabulary, (rows,), device=DEVICE)
+                return lambda: embed(ids, table)
+
+            bench.add(f"embedding rows of Q4_K in {where}", rows, make, rows * bytes_of_row)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--json", type=Path)
@@ -208,7 +254,14 @@ def main() -> int:
     failed = run_checks()
     bench = Bench()
     print(f"{torch.cuda.get_device_name()}: a copy moves {bench.copy:.0f} GB/s")
-    for part in (bench_hyper_connection, bench_float_matmul, bench_delta_net, bench_small):
+    for part in (
+        bench_hyper_connection,
+        bench_float_matmul,
+        bench_delta_net,
+        bench_small,
+        bench_ngram,
+        bench_embedding,
+    ):
         part(bench)
     if args.json:
         report = {
