@@ -9,7 +9,7 @@ from strata.layers.feed_forward import FeedForward
 from strata.layers.moe import Experts
 from strata.ops.triton.experts import ExpertBuffers, combine_experts, compute_experts
 from strata.ops.triton.feed_forward import add_shared, swiglu
-from strata.ops.triton.float_matmul import WINDOW_ROWS, float_matmul, workspace_size
+from strata.ops.triton.float_matmul import float_matmul, workspace_size
 from strata.ops.triton.router import route
 
 
@@ -50,7 +50,7 @@ class CardExperts:
             gates.append(layer.shared.ffn_gate_inp_shexp)
             self._shared = CardFeedForward(layer.shared.feed_forward, memory)
         self._router = memory.weights.stack_floats(gates)
-        self._workspace.reserve(*workspace_size(WINDOW_ROWS, *self._router.shape))
+        self._workspace.reserve(*workspace_size(*self._router.shape))
         self._here = torch.full((max_rows, self._used), -1, dtype=torch.int32, device=memory.device)
         self._nothing = torch.zeros(1, self._shape.width, device=memory.device)
 

@@ -70,7 +70,10 @@ class CardModel:
         table = torch.arange(lanes * pages, dtype=torch.int32, device=device).view(lanes, pages)
         self.memory = Memory(weights, Workspace(device, 1, 1), lanes, table, lanes * pages, kv_type)
         self.counts = torch.zeros(addresses.shape, dtype=torch.int32, device=device)
-        self.block = next((b.mixer.block_size for b in model.blk if not isinstance(b.mixer, DeltaNet)), 0)
+        self._inv_freq = model.rotary.inv_freq.to(device)
+        self._block_size = next(
+            (b.mixer.block_size for b in model.blk if not isinstance(b.mixer, DeltaNet)), 0
+        )
         self._blocks = [self._block(block, model.blk) for block in model.blk]
         self._ple = None if model.ple is None else CardNgramMemory(model.ple, self.memory)
         self._output_hc = CardHyperConnection(model.output_hc, self.memory)
@@ -82,6 +85,18 @@ class CardModel:
             key = block.ffn.experts
             addresses, counts = self.addresses[key], self.counts[key]
         return CardHyperBlock(block, self.memory, addresses, counts, self.max_rows)
+
+    def rows(self, lane: torch.Tensor, position: torch.Tensor, accepted: torch.Tensor, commit: bool) -> Rows:
+        """`Rows` of this model; see there."""
+        return Rows(
+            lane,
+            position,
+            accepted,
+            commit,
+            self._inv_freq,
+            self.model.rotary.attention_factor,
+            self._block_size,
+        )
 
     def step(self, inputs: Inputs, rows: Rows) -> torch.Tensor:
         """Queue the computation of all rows; returns their logits, float32 `[rows, vocab]`."""

@@ -6,7 +6,7 @@ import torch
 
 from strata.card.weights import CardMatrix, CardWeights
 from strata.layers.linear import Linear
-from strata.ops.triton.float_matmul import WINDOW_ROWS, Workspace, float_matmul, workspace_size
+from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_size
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.quantized_matmul import quantized_matmul
 
@@ -59,7 +59,7 @@ class Product:
         self._factors = [weights.scale(linear.name) for linear in linears]
         for stack in self._stacks:
             if isinstance(stack.matrix, torch.Tensor):
-                workspace.reserve(*workspace_size(WINDOW_ROWS, *stack.matrix.shape))
+                workspace.reserve(*workspace_size(*stack.matrix.shape))
 
     @property
     def wants_quantized(self) -> bool:

@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from strata.layers.rotary import Rotary
 from strata.ops.triton.rotary import angles
 
 
@@ -17,7 +16,8 @@ class Rows:
         position: int32 `[rows]`.
         accepted: int32 `[lanes]`, how many of a lane's rows in the window before stand (`ops.triton.lanes`).
         commit: the rows stand, as a prompt's do.
-        rotary: of the model.
+        inv_freq: float32 `[pairs]`, inverse frequencies of the rotation.
+        factor: of cosines and sines.
         block: tokens of a block of sparse attention; 0 where there is none.
 
     Attributes:
@@ -29,20 +29,20 @@ class Rows:
     position: torch.Tensor
     accepted: torch.Tensor
     commit: bool
-    rotary: Rotary
+    inv_freq: torch.Tensor
+    factor: float
     block: int = 0
     rope: tuple[torch.Tensor, torch.Tensor] = field(init=False)
     block_rope: tuple[torch.Tensor, torch.Tensor] = field(init=False)
 
     def __post_init__(self) -> None:
-        inv_freq = self.rotary.inv_freq.to(self.lane.device)
-        self.rope = self._angles(inv_freq, 0)
-        self.block_rope = self._angles(inv_freq, self.block - 1) if self.block else self.rope
+        self.rope = self._angles(0)
+        self.block_rope = self._angles(self.block - 1) if self.block else self.rope
 
-    def _angles(self, inv_freq: torch.Tensor, back: int) -> tuple[torch.Tensor, torch.Tensor]:
-        shape = (len(self), inv_freq.numel())
+    def _angles(self, back: int) -> tuple[torch.Tensor, torch.Tensor]:
+        shape = (len(self), self.inv_freq.numel())
         cos, sin = (torch.empty(shape, device=self.lane.device) for _ in range(2))
-        angles(self.position, inv_freq, self.rotary.attention_factor, cos, sin, back)
+        angles(self.position, self.inv_freq, self.factor, cos, sin, back)
         return cos, sin
 
     def __len__(self) -> int:
