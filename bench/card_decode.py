@@ -84,10 +84,9 @@ def check_tiny():
             at, accepted = at + n, [n, 0]
         results[name] = np.concatenate(got)
         error = np.abs(results[name] - want).max() / np.abs(want).max()
-        say(
-            f"tiny, {name}: error {error:.2e}, same choices {(results[name].argmax(1) == want.argmax(1)).mean():.2f}, "
-            f"same bits as one by one {np.array_equal(results[name], results['one by one'])}"
-        )
+        choices = (results[name].argmax(1) == want.argmax(1)).mean()
+        same = np.array_equal(results[name], results["one by one"])
+        say(f"tiny, {name}: error {error:.2e}, same choices {choices:.2f}, same bits as one by one {same}")
 
 
 def main():
@@ -103,12 +102,12 @@ def main():
     geometry = replace(GEOMETRIES["qwen3.8-flash-next"], layers=args.layers)
     geometry = replace(geometry, hyper=replace(geometry.hyper, ngram_rows=100_000))
     checkpoint = SyntheticCheckpoint(geometry, find_mix(geometry, "iq3_xxs"))
-    on_card, cache = build(checkpoint, args.share)
+    on_card, _ = build(checkpoint, args.share)
     start = time.perf_counter()
     window = Window(on_card, 1)
     say(f"captured in {time.perf_counter() - start:.1f} s")
     tokens = np.random.default_rng(0).integers(0, geometry.vocab, args.steps + 8).tolist()
-    times, gpu = [], []
+    times = []
     for i, token in enumerate(tokens):
         rows = rows_of(on_card, [token], i, tokens[:i])
         t = time.perf_counter()
