@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from strata.engine.client import EngineError
 from strata.hardware.usage import ProcessUse
@@ -23,7 +23,7 @@ class Sample:
     Args:
         at: seconds of the monotonic clock.
         status: its state.
-        experts: their use; None for a model without, and while the engine does not answer.
+        experts: their use; None for a model without, while the engine does not answer, and in older looks.
         engine_cores: processors that the engine kept busy since the look before; None for the first.
         machine_share: of all the machine's processors, the share that was busy, 0 to 1; None for the first.
     """
@@ -70,7 +70,10 @@ class Sampler:
             self.history.clear()
         while self.history and sample.at - self.history[0].at > HISTORY_S:
             self.history.popleft()
-        self.history.append(_with_loads(sample, self.history[-1]) if self.history else sample)
+        if self.history:
+            sample = _with_loads(sample, self.history[-1])
+            self.history[-1] = replace(self.history[-1], experts=None)  # 300 kB, of use no more
+        self.history.append(sample)
 
 
 def _with_loads(sample: Sample, before: Sample) -> Sample:
@@ -80,7 +83,7 @@ def _with_loads(sample: Sample, before: Sample) -> Sample:
     work = _work(now.processes.engine, then.processes.engine)
     busy = (now.machine.cpu_busy_s - then.machine.cpu_busy_s) / (seconds * now.machine.cpus)
     cores = None if work is None else work / seconds
-    return Sample(sample.at, sample.status, sample.experts, cores, min(max(busy, 0.0), 1.0))
+    return replace(sample, engine_cores=cores, machine_share=min(max(busy, 0.0), 1.0))
 
 
 def _work(now: ProcessUse | None, then: ProcessUse | None) -> float | None:
