@@ -76,7 +76,7 @@ FIGURES = (
     ),
     Figure(
         *("First token", "s", lambda s: s.status.speed.first_token_s),
-        lambda s: "of the request that began last" if s.status.speed.first_token_s else "no request yet",
+        lambda s: "of the answer that began last" if s.status.speed.first_token_s else "no request yet",
     ),
     Figure("Requests", "", lambda s: len(s.status.requests), _lanes),
     Figure("Processor", "cores", lambda s: s.engine_cores, _machine),

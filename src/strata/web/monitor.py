@@ -204,8 +204,10 @@ def _state(status: Status) -> str:
     if status.status == "ok":
         busy = "" if status.lanes_held is not None else " · busy with one long step"
         return f"{status.model} · {status.architecture} · {status.kernels}{busy}"
-    words = status.reason or status.progress or ""
-    return f"{status.status} {words} {status.note or ''}".strip()
+    if status.status == "loading":
+        return status.progress or "loading the model"
+    reason = (status.reason or "").partition("\n")[0]  # the engine's last words follow; they are in the log
+    return f"dead: {reason}; {status.note}" if status.note else f"dead: {reason}"
 
 
 _SAMPLERS: dict[Backend, Sampler] = {}  # a process serves one, a test may serve more
