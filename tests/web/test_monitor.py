@@ -100,10 +100,10 @@ def test_no_page_no_work(open_page: Callable[..., WebPage], server: ApiServer) -
 
     page = open_page("/monitor")
     expect(page.region("Writing").locator(".strata-tile-number")).to_have_text("0")
-    assert wakes(3) > 0
+    assert wakes(2) > 0
     page.close()
-    time.sleep(2)  # for what was under way
-    assert wakes(3) == 0
+    time.sleep(1.5)  # for what was under way
+    assert wakes(2) == 0
 
 
 def test_nothing_is_wider_than_a_phone(open_page: Callable[..., WebPage], embedded: ApiServer) -> None:
