@@ -26,7 +26,7 @@ amdhsa.kernels:
 
 def test_amd():
     code = read_amdgcn(AMDGCN, TARGETS["gfx1100"], 0, 4)
-    assert (code.registers, code.spills, code.waves, code.widest_load) == (120, 5, 12, 128)
+    assert (code.registers, code.spills, code.waves, code.widest_load) == (120, 3, 12, 128)
     assert code.instructions == {"v_wmma_i32_16x16x16_iu8": 2, "v_dot4_i32_iu8": 1}
 
 
@@ -63,7 +63,8 @@ def test_nvidia():
     code = read_ptx(PTX, SASS, RESOURCES, TARGETS["sm_89"], 0, 4)
     assert (code.registers, code.spills, code.widest_load) == (72, 2, 128)
     assert code.instructions == {"dp4a.s32.s32": 1, "mma.s32.s8.s8.s32": 1, "wgmma.s32.s8.s8": 1}
-    assert code.waves == 28  # 65536 / (72 * 32) = 28.4 warps, in workgroups of 4
+    assert code.waves == 28  # 65536 / 4 / (72 * 32) = 7.1 warps of a SIMD
+    assert read_ptx(PTX, SASS, "REG:80", TARGETS["sm_89"], 0, 1).waves == 24
 
 
 def test_shared_memory_limits_the_warps():

@@ -30,7 +30,8 @@ class Assembly:
 
     Attributes:
         registers: vector registers of a thread.
-        spills: registers that did not fit, and instructions that reach for them (NVIDIA: only these).
+        spills: vector registers that are kept in memory for want of room; NVIDIA: instructions that reach for
+            them. (AMD's scalar registers spill to lanes of vector registers, which costs no memory access.)
         shared_bytes: LDS or shared memory of a workgroup.
         waves: that fit on a SIMD (NVIDIA: warps on a multiprocessor) by registers and shared memory.
         instructions: by name, how often each stands in the code: products of matrices and dots, and accesses
@@ -64,7 +65,7 @@ def read_amdgcn(text: str, target: Target, shared_bytes: int, num_warps: int) ->
         waves = min(waves, workgroups * num_warps // _SIMDS)
     return Assembly(
         registers=number(r"^\s*\.vgpr_count:\s+(\d+)", metadata),
-        spills=sum(number(rf"^\s*\.{kind}_spill_count:\s+(\d+)", metadata) for kind in ("vgpr", "sgpr")),
+        spills=number(r"^\s*\.vgpr_spill_count:\s+(\d+)", metadata),
         shared_bytes=shared_bytes,
         waves=waves,
         instructions={name: count for name, count in mnemonics.items() if _is_amd_product(name)} | signals,
@@ -110,8 +111,9 @@ def read_ptx(
 
 
 def _nvidia_warps(registers: int, shared_bytes: int, num_warps: int, target: Target) -> int:
-    """Warps on a multiprocessor: registers are given out to a warp in units of 256."""
+    """Warps on a multiprocessor: each SIMD gives registers to a warp in units of 256."""
     of_warp = max(-(-registers * 32 // 256) * 256, 256)
-    workgroups = min(target.max_waves, _REGISTERS_OF_SM // of_warp) // num_warps
+    of_simd = _REGISTERS_OF_SM // _SIMDS // of_warp
+    workgroups = min(target.max_waves, of_simd * _SIMDS) // num_warps
     workgroups = min(workgroups, target.shared_pool // (shared_bytes + _NVIDIA_BLOCK_SHARED))
     return workgroups * num_warps
