@@ -100,8 +100,18 @@ def _dot_part(x, w, total):
 
 @triton.jit
 def dot_parts(x_high, x_middle, x_low, w, high, middle, low):
-    """`dot_part` of the three parts of activations; the product is `(low + middle) + high`."""
+    """`dot_part` of the three parts of activations; of their sums `add_parts` makes the product."""
     return dot_part(x_high, w, high), dot_part(x_middle, w, middle), dot_part(x_low, w, low)
+
+
+@triton.jit
+def add_parts(high, middle, low):
+    """`(low + middle) + high`.
+
+    Not by `+`: what is added to a product that began at zero, the compiler lets the product begin with.
+    """
+    one = tl.full(low.shape, 1.0, tl.float32)
+    return tl.fma(tl.fma(low, one, middle), one, high)
 
 
 @triton.jit
@@ -127,4 +137,4 @@ def unstack(total, COLUMNS: tl.constexpr):
     first, last = tl.split(total)
     high, middle = tl.split(tl.permute(first, (1, 2, 0)))
     low, _ = tl.split(tl.permute(last, (1, 2, 0)))
-    return (low + middle) + high
+    return add_parts(high, middle, low)

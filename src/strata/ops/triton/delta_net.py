@@ -178,9 +178,10 @@ def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, 
                 VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr,
                 MAX_PENDING: tl.constexpr, LANE_BLOCK: tl.constexpr, TILED: tl.constexpr,
                 COMMIT: tl.constexpr):  # fmt: skip
-    """A program is VALUES of a head of a lane; its state is `[KEY_DIM / KEYS, VALUES, KEYS]`.
+    """A program is VALUES of a head of a lane; its state is `[VALUES, KEY_DIM / KEYS, KEYS]`.
 
-    Queries and keys are loaded in that shape too, the same for all values: no lane needs another's.
+    Triton spreads lanes over the last dimension and then over the first: a lane has a value, and shares its
+    keys with three others. Queries and keys are loaded in that shape too, the same for all values.
     """
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     part, head, which = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
@@ -189,11 +190,11 @@ def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, 
     if count + taken > 0:
         key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
         value, key = tl.arange(0, VALUES), tl.arange(0, KEYS)
-        tile = tl.arange(0, KEY_DIM // KEYS)[:, None, None]
-        in_tile = value[None, :, None] * KEYS + key[None, None, :]
+        tile = tl.arange(0, KEY_DIM // KEYS)[None, :, None]
+        in_tile = value[:, None, None] * KEYS + key[None, None, :]
         cells = memory + ((which * HEADS + head) * (VALUE_DIM // VALUES) + part) * (KEY_DIM * VALUES)
         cells += tile * (VALUES * KEYS) + in_tile
-        q_at = key_head * KEY_DIM + tile * KEYS + in_tile % KEYS
+        q_at = key_head * KEY_DIM + tile * KEYS + key[None, None, :] + value[:, None, None] * 0
         k_at = q_at + KEY_HEADS * KEY_DIM
         at = head * VALUE_DIM + part * VALUES + value
         v_at = 2 * KEY_HEADS * KEY_DIM + at
@@ -214,10 +215,10 @@ def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, 
             gate = _row_at(following, first, taken, gates, gates_before, 2 * HEADS) + head
             q_next, k_next, v_next = tl.load(row + q_at), tl.load(row + k_at), tl.load(row + v_at)
             strength_next, decay_next = tl.load(gate), tl.load(gate + HEADS)
-            found = decay * tl.sum(tl.sum(state * k, 0), 1)
+            found = decay * tl.sum(tl.sum(state * k, 1), 1)
             update = strength * (v - found)
-            state = tl.fma(k, tl.broadcast_to(update[None, :, None], k.shape), state * decay)
-            read = tl.sum(tl.sum(state * q, 0), 1)
+            state = tl.fma(k, tl.broadcast_to(update[:, None, None], k.shape), state * decay)
+            read = tl.sum(tl.sum(state * q, 1), 1)
             tl.store(out + (first + index) * (HEADS * VALUE_DIM) + at, read, at < (index >= 0) * 0x7FFFFFFF)
         if COMMIT or count == 0:
             tl.store(cells, state)

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.ops.triton.arithmetic import dot_part, dot_parts, split_bfloat16, stack_parts, unstack
+from strata.ops.triton.arithmetic import add_parts, dot_part, dot_parts, split_bfloat16, stack_parts, unstack
 
 SLICE = 256
 WINDOW_ROWS = 16
@@ -82,7 +82,7 @@ def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_strid
         else:
             x_high, x_middle, x_low = split_bfloat16(x_tile)
             high, middle, low = dot_parts(x_high, x_middle, x_low, w_tile, high, middle, low)
-    product = unstack(high, COLUMNS) if STACKED else (low + middle) + high
+    product = unstack(high, COLUMNS) if STACKED else add_parts(high, middle, low)
     size = num_rows * num_columns
     rows = tl.arange(0, ROWS)[:, None]
     mask = (rows < num_rows) & (columns < num_columns)[None, :]
@@ -136,7 +136,7 @@ def _prompt(parts, scales, w, out, num_rows, num_columns, out_stride, K: tl.cons
                 x_low = tl.load(x + 2 * plane + k, is_row & (k < K), other=0.0)
                 w_tile = tl.load(w + k, is_column & (k < K), other=0.0)
                 high, middle, low = dot_parts(x_high, x_middle, x_low, w_tile, high, middle, low)
-            sum_of_group += (low + middle) + high
+            sum_of_group += add_parts(high, middle, low)
         if GROUPS > 0:
             scale = tl.load(scales + rows * GROUPS + group, rows < num_rows, other=0.0)
             sum_of_group = sum_of_group * scale[:, None]

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.arithmetic import (
+    add_parts,
     dot_part,
     dot_parts,
     pairwise_sum,
@@ -147,7 +148,7 @@ def _down_window(residual, output, inject, written, norm, weight, low, strengths
         else:
             x_high, x_middle, x_low = split_bfloat16(x)
             high, middle, lowest = dot_parts(x_high, x_middle, x_low, w, high, middle, lowest)
-    product = unstack(high, COLUMNS) if STACKED else (lowest + middle) + high
+    product = unstack(high, COLUMNS) if STACKED else add_parts(high, middle, lowest)
     size = num_rows * num_columns
     rows = tl.arange(0, ROWS)[:, None]
     mask = (rows < num_rows) & (columns < num_columns)[None, :]
@@ -240,7 +241,7 @@ def _up(residual, scales, norm, low, weight, out, codes, code_scales, arrived, n
             a_high, a_middle = tl.load(at, mask, other=0.0), tl.load(at + plane, mask, other=0.0)
             a_low = tl.load(at + 2 * plane, mask, other=0.0)
             high, middle, lowest = dot_parts(a_high, a_middle, a_low, w, high, middle, lowest)
-    product = unstack(high, COLUMNS) if ROWS == 4 else (lowest + middle) + high
+    product = unstack(high, COLUMNS) if ROWS == 4 else add_parts(high, middle, lowest)
     gated = sigmoid(product) * value
     # streams lie innermost, so neighbours are added, whatever the layout
     mean = pairwise_sum(tl.reshape(gated, [ROWS * CHANNELS, STREAMS]), ROWS * CHANNELS, STREAMS) / STREAMS
