@@ -12,7 +12,7 @@ from strata.cost import MIXED_USE, ONE_TOPIC, hit_rate
 from strata.formats.checkpoint import open_checkpoint
 from strata.formats.description import ModelDescription
 from strata.formats.geometry import GEOMETRIES
-from strata.hardware.description import Card, Cpu, Hardware, Ram
+from strata.hardware.description import Card, Cpu, Disk, Hardware, Ram
 from strata.options import EMBEDDED_MODEL
 from strata.plan import GIB, MIB, Plan, Wishes, plan
 
@@ -125,11 +125,24 @@ def test_more_of_anything_is_never_slower(model, what, vram):
         assert after.low >= before.low * 0.999999
 
 
-def test_experts_that_all_fit_need_no_ram():
-    made = plan(machine(48, 8), MODELS[3], Wishes(context=8192))
-    assert made.fits and made.resident_share == 1
-    assert not any(part.purpose == "experts, pinned" for part in made.parts)
-    assert made.decode[0].hit_rate == 1
+def test_with_all_experts_in_vram_nothing_is_missed():
+    made = plan(machine(48, 32), MODELS[3], Wishes(context=8192))
+    assert made.fits and made.resident_share == 1 and made.slots == 40 * 256
+    assert all(speed.hit_rate == 1 for speed in made.decode)
+    (missed,) = (term for term in made.decode[0].terms if term.name == "experts missed")
+    assert missed.seconds == 0
+
+
+def test_a_slow_disk_holds_up_the_ngram_memory():
+    speed_of = {}
+    for reads in (None, 200.0, 400_000.0):
+        disk = Disk(path="/", free_bytes=0, page_reads_per_second=reads)
+        made = plan(msgspec.structs.replace(machine(), disk=disk), FLASH, Wishes())
+        speed_of[reads] = made.decode[0].tokens_per_s
+        terms = [term.seconds for term in made.decode[0].terms if term.name == "n-gram rows from disk"]
+        assert bool(terms) == (reads is not None)
+    assert speed_of[200.0] < 12  # 16 rows take 80 ms
+    assert speed_of[400_000.0] == pytest.approx(speed_of[None])  # while the first layer computes
 
 
 def test_too_little_ram_is_said_with_the_number_and_the_change():

@@ -72,8 +72,8 @@ class Efficiency(msgspec.Struct, frozen=True):
 # What published engines make of theirs, and what is to be had. An empty kernel in a graph takes 2.8 us and
 # one by itself 5 us (FIELD.md F 3.1); a model all in VRAM decoded at 87 tokens/s where weights alone would
 # allow 180 (E 2a, SGLang). Prompts: RTX 3090 and R9700 7.6 %, RTX 5070 and 5090 13 %, RX 7900 XTX 16 % of
-# the peak (C, E).
-# Of generation 5 x 16 our kernels of experts reached 35 of 63 GB/s on an H200, plain reads 51.
+# the peak (C, E). Of a link of generation 5 x 16 our kernels of experts reached 35 of 63 GB/s on an H200,
+# plain reads 51.
 LOW = Efficiency(vram=0.55, kernel=10e-6, host=0.6, link=0.55, prompt=0.075)
 HIGH = Efficiency(vram=0.8, kernel=5e-6, host=0.8, link=0.81, prompt=0.16)
 
@@ -89,6 +89,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
         cpu: bytes of expert weights that the processor's products read.
         cpu_products, card_products: multiply-adds of prompts; None: unknown, or no card.
         kernel: seconds of a kernel besides reading weights.
+        page_reads: places of a disk that are read; None: unknown.
         assumed: what the description does not tell, and what was taken for it.
     """
 
@@ -100,6 +101,7 @@ class Rates(msgspec.Struct, frozen=True, kw_only=True):
     cpu_products: float
     card_products: float | None
     kernel: float
+    page_reads: float | None
     assumed: tuple[str, ...]
 
 
@@ -155,6 +157,7 @@ def rates_of(hardware: Hardware, card: Card | None, efficiency: Efficiency) -> R
         cpu_products=hardware.cpu.cores * CORE_PRODUCTS.get(isa, CORE_PRODUCTS["avx2"]),
         card_products=products and efficiency.prompt * products,
         kernel=efficiency.kernel,
+        page_reads=hardware.disk and hardware.disk.page_reads_per_second,
         assumed=tuple(assumed),
     )
 
@@ -214,6 +217,7 @@ def decode_on_card(
         terms += [Term("experts in VRAM", layers * held), Term("experts missed", layers * waiting)]
     if rows > 1:  # each draft runs the draft layer and the output matrix
         terms.append(Term("drafts", (rows - 1) * _draft_seconds(model, rates)))
+    terms += _ngram_terms(model, rates, rows, sum(term.seconds for term in terms) / model.layers)
     tokens = sum(acceptance**n for n in range(rows))
     step = sum(term.seconds for term in terms)
     return Speed(
@@ -248,6 +252,13 @@ def _experts_of_layer(
     return held, waiting, taken / missed if missed else 0.0
 
 
+def _ngram_terms(model: ModelDescription, rates: Rates, rows: int, hidden: float) -> list[Term]:
+    """Waiting for rows of the n-gram table beyond the `hidden` seconds in which the first layer computes."""
+    if not model.ngram_rows or rates.page_reads is None:
+        return []
+    return [Term("n-gram rows from disk", max(0.0, rows * model.ngram_rows / rates.page_reads - hidden))]
+
+
 def _draft_seconds(model: ModelDescription, rates: Rates) -> float:
     """An MTP layer is one more layer; its output matrix is the model's."""
     size = sum(model.expert_bytes) / max(len(model.expert_bytes), 1)
@@ -262,6 +273,7 @@ def decode_on_cpu(model: ModelDescription, rates: Rates, cache_bytes: float) -> 
         Term("dense weights", model.dense_bytes / rates.cpu),
         Term("experts", experts / rates.cpu),
         Term("keys, values and states", (cache_bytes + 2 * model.state_bytes) / rates.host),
+        *_ngram_terms(model, rates, rows=1, hidden=0.0),
     )
     step = sum(term.seconds for term in terms)
     return Speed(tokens_per_s=1 / step, tokens_per_step=1, hit_rate=1.0, cpu_share=1.0, terms=terms)

@@ -54,6 +54,8 @@ def test_budgets_context_and_lanes_are_wishes(strata):
     arguments = ["--context", "16384", "--lanes", "2", "--vram-budget-mib", "8192", "--kv", "int8", "--json"]
     made = Plan.from_json(strata("plan", "qwen3.8-flash-next", "--quant", "q2_0", *arguments, *PC))
     assert (made.context, made.lanes, made.vram_budget) == (16384, 2, 8 * GIB)
+    text = strata("plan", "qwen3.8-flash-next", "--quant", "q2_0", "--ram-budget-mib", "16384", *PC)
+    assert "does not fit" in text and "has 16.0 GiB" in text
 
 
 def test_a_file_on_the_processor(strata):
@@ -69,6 +71,8 @@ def test_a_machine_in_a_file(strata, tmp_path):
     text = strata("plan", "qwen3.6-35b-a3b", "--quant", "iq4_xs", "--hardware", str(file))
     assert "on Radeon: fits" in text and "prompt of 512: unknown tokens/s" in text
     assert "not known, assumed: Radeon: PCIe 4 x 16" in text
+    file.write_text(json.dumps({"hardware": json.loads(file.read_text()), "findings": []}))
+    assert strata("plan", "qwen3.6-35b-a3b", "--quant", "iq4_xs", "--hardware", str(file)) == text
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ def run(options: Options, model: str) -> None:
         lanes=options.lanes,
         vram_budget_bytes=_bytes(options.vram_budget_mib),
         vram_reserve_bytes=_bytes(options.vram_reserve_mib),
+        ram_budget_bytes=_bytes(options.ram_budget_mib),
         dense=options.dense,
         kv=options.kv,
     )
@@ -48,24 +49,17 @@ def _models(options: Options, model: str) -> list[ModelDescription]:
         return [ModelDescription.of_release(geometry, quant) for quant in quants]
     if options.quant:
         raise StrataError(f"--quant {options.quant} is for known models: {', '.join(GEOMETRIES)}")
-    from strata.errors import ModelFileError
+    if not Path(model).expanduser().exists():
+        raise StrataError(f"{model}: no such file or folder; known models are {', '.join(GEOMETRIES)}")
     from strata.formats.checkpoint import open_checkpoint
 
-    try:
-        return [ModelDescription.of_checkpoint(open_checkpoint(model))]
-    except ModelFileError as error:
-        if "no such file" in str(error):
-            raise StrataError(f"{error}; known models are {', '.join(GEOMETRIES)}") from error
-        raise
+    return [ModelDescription.of_checkpoint(open_checkpoint(model))]
 
 
 def _hardware(options: Options) -> Hardware:
     """The machine that was asked for: a file's, or this one with what was said to be different."""
     if options.hardware is not None:
-        try:
-            return Hardware.from_json(options.hardware.read_bytes())
-        except OSError as error:
-            raise StrataError(f"{options.hardware}: cannot be read: {error.strerror}") from error
+        return _described(options.hardware)
     from strata.commands.doctor.facts import native_isa
     from strata.hardware.machine import this_machine
 
@@ -79,6 +73,19 @@ def _hardware(options: Options) -> Hardware:
     cpu = {"cores": options.cores, "memory_bandwidth": (options.memory_bandwidth or 0) * 1e9}
     changed["cpu"] = msgspec.structs.replace(hardware.cpu, **{name: n for name, n in cpu.items() if n})
     return msgspec.structs.replace(hardware, **changed)
+
+
+def _described(path: Path) -> Hardware:
+    """The machine in a file: its description, or what `strata doctor --json` prints."""
+    try:
+        document = msgspec.json.decode(path.read_bytes())
+    except OSError as error:
+        raise StrataError(f"{path}: cannot be read: {error.strerror}") from error
+    except msgspec.DecodeError as error:
+        raise StrataError(f"{path}: is not JSON: {error}") from error
+    if isinstance(document, dict) and "hardware" in document:
+        document = document["hardware"]
+    return Hardware.from_json(msgspec.json.encode(document))
 
 
 def _bytes(mib: int | None) -> int | None:
