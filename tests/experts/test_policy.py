@@ -80,7 +80,7 @@ def test_an_evicted_slot_waits_for_windows_that_may_read_it():
     assert residency.free(256) == 1
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(st.data())
 def test_no_slot_is_written_while_a_window_may_read_it(data):
     sizes = np.repeat([256, 300, 512], 6)  # two classes: 300 takes 512
