@@ -145,6 +145,15 @@ def test_a_slow_disk_holds_up_the_ngram_memory():
     assert speed_of[400_000.0] == pytest.approx(speed_of[None])  # while the first layer computes
 
 
+def test_a_dense_model_has_no_slots():
+    none = {"expert_bytes": (), "expert_count": 0, "experts_used": 0, "expert_weights": 0}
+    dense = msgspec.structs.replace(MODELS[4], context_length=8192, **none)
+    made = plan(machine(12, 16), dense, Wishes())
+    assert made.fits and made.slots == 0 and made.decode[0].hit_rate == 1
+    assert [prompt.tokens for prompt in made.prompts] == [512]
+    assert plan(machine(0, 16), dense, Wishes()).fits
+
+
 def test_too_little_ram_is_said_with_the_number_and_the_change():
     made = plan(machine(12, 24), FLASH, Wishes(context=8192))
     assert not made.fits

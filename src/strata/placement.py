@@ -96,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         prefill_chunk: tokens of a prompt that are read at a time.
         decode: (low, high) speeds of one conversation, half its context read: low with the uses of experts of
             mixed work and what published engines reach, high while a topic lasts and with good kernels.
-        prompts: speeds of reading.
+        prompts: speeds of reading, of lengths that the model was made for.
         reasons: why it does not fit, what was assumed, what is left unused.
         changes: of the wishes or the machine; each alone would make it fit.
     """
@@ -180,7 +180,7 @@ def _plan_for_cpu(hardware: Hardware, model: ModelDescription, wishes: Wishes) -
         *_disk_parts(model),
     ]
     read = _read_bytes(model, "f32", context)
-    prompts = [_prompt_speed(model, rates, tokens, CHUNKS[-1], 1.0, on_card=False) for tokens in PROMPTS]
+    prompts = [_prompt_speed(model, rates, n, CHUNKS[-1], 1.0, on_card=False) for n in _prompts(model)]
     notes = [f"{card.name} shares its memory with the processor: not used" for card in hardware.cards]
     return _checked(
         model, wishes, rates, parts, _missing("RAM", budget, parts), notes * wishes.use_card,
@@ -227,7 +227,7 @@ def _plan_for_card(hardware: Hardware, card: Card, model: ModelDescription, wish
     return _checked(
         model, wishes, rates, parts, missing, notes, card=card.name, vram_budget=vram, ram_budget=ram,
         context=context, slots=sum(slots.values()), resident_share=held, prefill_chunk=chunk, decode=decode,
-        prompts=tuple(_prompt_speed(model, rates, n, chunk, held, on_card=True) for n in PROMPTS),
+        prompts=tuple(_prompt_speed(model, rates, n, chunk, held, on_card=True) for n in _prompts(model)),
     )  # fmt: skip
 
 
@@ -309,6 +309,10 @@ def _held_share(model: ModelDescription, slots: dict[int, int]) -> float:
     for size, count in zip(sizes.tolist(), counts.tolist(), strict=True):
         held += size * (count if slots[size] >= count else max(0, slots[size] - SLACK))
     return held / int((sizes * counts).sum())
+
+
+def _prompts(model: ModelDescription) -> list[int]:
+    return [tokens for tokens in PROMPTS if tokens <= model.context_length]
 
 
 def _prompt_speed(

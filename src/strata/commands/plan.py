@@ -35,7 +35,7 @@ def run(options: Options, model: str) -> None:
     if options.as_json:
         print(f"[{', '.join(p.to_json() for p in plans)}]" if len(plans) > 1 else plans[0].to_json())
         return
-    console = Console(highlight=False)
+    console = Console(highlight=False, soft_wrap=True)
     if len(plans) > 1:
         console.print(_overview(plans))
     else:
@@ -95,7 +95,7 @@ def _bytes(mib: int | None) -> int | None:
 def _overview(plans: list[Plan]) -> Table:
     """A line for each plan."""
     table = Table(title=f"On {plans[0].card or 'the processor'}", title_justify="left")
-    for column in ("model", "fits", "VRAM", "RAM", "disk", "in VRAM", "tokens/s", "32K prompt", "why not"):
+    for column in ("model", "fits", "VRAM", "RAM", "disk", "in VRAM", "tokens/s", "long prompt", "why not"):
         table.add_column(column)
     for p in plans:
         table.add_row(
@@ -104,7 +104,7 @@ def _overview(plans: list[Plan]) -> Table:
             *(_gib(p.used(tier)) for tier in ("VRAM", "RAM", "disk")),
             f"{100 * p.resident_share:.0f} %",
             _tokens_per_s(p.decode) if p.fits else "",
-            _prompt(p.prompts[-1]) if p.fits else "",
+            _prompt(p.prompts[-1]) if p.fits and p.prompts else "",
             "" if p.fits else p.reasons[0].split(" (")[0],
         )
     return table
