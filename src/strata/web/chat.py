@@ -7,11 +7,12 @@ import time
 from collections.abc import Sequence
 
 from nicegui import background_tasks, ui
+from nicegui.events import GenericEventArguments
 
 from strata.errors import StrataError
 from strata.serve.backend import Backend
 from strata.web import dialogs
-from strata.web.conversation import Conversation, Entry, new_id
+from strata.web.conversation import Call, Conversation, Entry, new_id
 from strata.web.history import History
 from strata.web.message import Actions, ModelMessage, UserMessage
 from strata.web.runs import Run, Runs
@@ -37,8 +38,9 @@ class Chat:
         self.store = Store()
         self.conversation = Conversation()
         self.run: Run | None = None
-        self._answer: ModelMessage | None = None  # of `run`
+        self._views: list[UserMessage | ModelMessage] = []  # of the conversation's entries
         self._following: asyncio.Task[None] | None = None
+        self._changing = asyncio.Lock()  # held while entries and views come and go
         self._saving = asyncio.Lock()
 
     # --- elements -----------------------------------------------------------------------------------
@@ -58,7 +60,7 @@ class Chat:
                 copy=self._copy,
                 edit=acting_on(self._thread, self._edit),
                 again=acting_on(self._thread, self._again),
-                answer_calls=acting_on(self._thread, self._answer_calls),
+                take_result=acting_on(self._thread, self._take_result),
             )
             self._status = ui.label().classes("strata-unseen").props("role=status")
         ui.on("strata_stop", self.stop)
@@ -76,25 +78,34 @@ class Chat:
             self._stop_button = icon_button("stop", "Stop", self.stop).classes("strata-send strata-stop")
             self._stop_button.set_visibility(False)
 
-    def _show(self) -> None:
+    async def _show(self) -> None:
         """Show the conversation from its beginning."""
         self._thread.clear()
-        entries = self.conversation.entries
-        with self._thread:
-            if not entries:
+        self._views.clear()
+        if not self.conversation.entries:
+            with self._thread:
                 self._welcome()
-            for entry in entries:
-                self._show_entry(entry)
+        for entry in self.conversation.entries:
+            self._show_entry(entry)
+            await asyncio.sleep(
+                0
+            )  # a long conversation takes seconds, in which the server has others to serve
         ui.run_javascript("strata.toEnd()")
 
     def _show_entry(self, entry: Entry) -> None:
-        if entry.role == "user":
-            UserMessage(entry, self._actions)
-            return
         run = self.run if self.run is not None and self.run.entry is entry else None
-        view = ModelMessage(entry, self._actions, entry is self.conversation.entries[-1], run)
-        if run is not None:
-            self._answer = view
+        is_last = entry is self.conversation.entries[-1]
+        with self._thread:
+            if entry.role == "user":
+                self._views.append(UserMessage(entry, self._actions))
+            else:
+                self._views.append(ModelMessage(entry, self._actions, is_last, run))
+
+    def _hide_from(self, place: int) -> None:
+        """Show no more the entry at a place, and those that follow it."""
+        for view in self._views[place:]:
+            view.article.delete()
+        del self._views[place:]
 
     def _welcome(self) -> None:
         with ui.element("div").classes("strata-welcome"):
@@ -115,26 +126,30 @@ class Chat:
 
     async def open(self, id_: str | None) -> None:
         """Show a conversation of the browser's, or a new one for None."""
-        self.leave()
+        async with self._changing:
+            self.leave()
+            self.conversation = await self._kept(id_)
+            self.run = self.runs.find(self.conversation.id)
+            if self.run is not None:
+                self.conversation = self.run.conversation
+            self.settings.edit(self.conversation.settings)
+            ui.run_javascript(f"strata.opened({json.dumps(self.conversation.id)})")
+            self.history.mark(self.conversation.id)
+            await self._show()
+            if self.run is not None:
+                self._follow(self.run)
+
+    async def _kept(self, id_: str | None) -> Conversation:
         try:
             kept = await self.store.load(id_) if id_ else None
-            settings = {} if kept else await self.store.settings()
+            if kept is None:
+                return Conversation(id=id_ or new_id(), settings=await self.store.settings())
         except StrataError as error:
             ui.notify(str(error), type="negative")
-            kept, settings = None, {}
-        self.conversation = kept or Conversation(id=id_ or new_id(), settings=settings)
-        run = self.runs.find(self.conversation.id)
-        entries = self.conversation.entries
-        if run is not None:
-            self.conversation, self.run = run.conversation, run
-        elif entries and entries[-1].is_unfinished:
-            entries[-1].ending = "broken"
-        self.settings.edit(self.conversation.settings)
-        self._show()
-        ui.run_javascript(f"strata.opened({json.dumps(self.conversation.id)})")
-        self.history.mark(self.conversation.id)
-        if run is not None:
-            self._follow(run)
+            return Conversation()
+        if kept.entries and kept.entries[-1].is_unfinished:
+            kept.entries[-1].ending = "broken"  # unless it is found under way
+        return kept
 
     def leave(self) -> None:
         """Show the conversation no more; an answer under way goes on for a while."""
@@ -143,7 +158,7 @@ class Chat:
             self._following = None
         if self.run is not None:
             self.runs.unwatch(self.run)
-        self.run, self._answer = None, None
+        self.run = None
         self._send_button.set_visibility(True)
         self._stop_button.set_visibility(False)
 
@@ -180,33 +195,34 @@ class Chat:
 
     # --- talking ------------------------------------------------------------------------------------
 
-    async def _send(self, event) -> None:
+    async def _send(self, event: GenericEventArguments) -> None:
         text = event.args
         if wrong := self.settings.wrong:
             ui.run_javascript(f"strata.composerFill({json.dumps(text)})")
             ui.notify(f"{wrong}: this value cannot be used", type="negative")
             self.settings.drawer.show()
             return
-        if not self.conversation.entries:
-            self._thread.clear()
-        self.conversation.say(text)
-        with self._thread:
-            UserMessage(self.conversation.entries[-1], self._actions)
-        await self._ask()
+        async with self._changing:
+            await self._say(text)
 
-    async def _ask(self) -> None:
+    async def _say(self, text: str) -> None:
+        if not self.conversation.entries:
+            self._thread.clear()  # of the welcome
+        self.conversation.say(text)
+        self._show_entry(self.conversation.entries[-1])
+        self._ask()
+
+    def _ask(self) -> None:
         """Have the model answer."""
+        entries = self.conversation.entries
         try:
-            run = self.runs.begin(self.backend, self.conversation)
+            self.run = self.runs.begin(self.backend, self.conversation)
         except StrataError as error:
-            self.conversation.entries.append(Entry("assistant", error=str(error)))
-            self._show()
-            return
-        self.run = run
-        with self._thread:
-            self._show_entry(run.entry)
+            entries.append(Entry("assistant", error=str(error)))
+        self._show_entry(entries[-1])
         ui.run_javascript("strata.toEnd()")
-        self._follow(run)
+        if self.run is not None:
+            self._follow(self.run)
 
     def _follow(self, run: Run) -> None:
         self.runs.watch(run)
@@ -215,7 +231,7 @@ class Chat:
 
     async def _watch(self, run: Run) -> None:
         """Show a run until it ends."""
-        view, saved = self._answer, time.monotonic()
+        view, saved = self._views[-1], time.monotonic()
         await self._save()
         while not run.done:
             view.follow(run)
@@ -225,7 +241,7 @@ class Chat:
                 saved = time.monotonic()
         view.finish()
         self.runs.unwatch(run)
-        self.run, self._answer = None, None
+        self.run = None
         self._show_running(False)
         await self._save()
         self.runs.kept(run)
@@ -247,35 +263,47 @@ class Chat:
 
     async def _edit(self, entry: Entry, text: str) -> None:
         if text.strip() and await self._cut(entry, "Changing this message"):
-            self.conversation.say(text)
-            self._show()
-            await self._ask()
+            async with self._changing:
+                await self._say(text)
 
     async def _again(self, entry: Entry) -> None:
         if await self._cut(entry, "Another answer"):
-            self._show()
-            await self._ask()
+            async with self._changing:
+                self._ask()
 
     async def _cut(self, entry: Entry, what: str) -> bool:
         """Remove an entry and what follows, once the person has agreed; returns whether."""
-        entries = self.conversation.entries
-        place = next((i for i, other in enumerate(entries) if other is entry), None)
-        if place is None:  # a second click
-            return False
+        entries, place = self.conversation.entries, self._place(entry)
         num_lost = len(entries) - place - 1
         if entry.role == "user":
             num_lost -= num_lost == 1  # its own answer alone is what is to be made anew
-        if num_lost and not await dialogs.confirm(
+        if num_lost > 0 and not await dialogs.confirm(
             f"{what} removes the {num_lost} messages that follow it.", "Remove them"
         ):
             return False
         await self.stop()
-        del entries[place:]
+        async with self._changing:
+            if self._place(entry) != place or place == len(entries):  # a second click
+                return False
+            self.leave()  # what follows the run that was stopped
+            self._hide_from(place)
+            del entries[place:]
         return True
 
-    async def _answer_calls(self, entry: Entry) -> None:
-        self._show()
-        await self._ask()
+    def _place(self, entry: Entry) -> int:
+        """Of an entry in the conversation; the end for one that is not there any more."""
+        entries = self.conversation.entries
+        return next((i for i, other in enumerate(entries) if other is entry), len(entries))
+
+    async def _take_result(self, entry: Entry, call: Call, result: str) -> None:
+        if self._place(entry) != len(self.conversation.entries) - 1:
+            ui.notify("The conversation has gone on without this result.", type="warning")
+            return
+        call.result = result
+        self._views[-1].show_calls()
+        if all(other.result is not None for other in entry.calls):
+            async with self._changing:
+                self._ask()
 
 
 async def build(backend: Backend, pages: Sequence[Page]) -> None:

@@ -19,13 +19,13 @@ class Actions:
         copy: put a message's text into the clipboard.
         edit: change what the person said; the model answers anew.
         again: let the model answer anew.
-        answer_calls: go on with the results of the calls.
+        take_result: note what a call gave; with the last result the model goes on.
     """
 
     copy: Callable[[Entry], object]
     edit: Callable[[Entry, str], object]
     again: Callable[[Entry], object]
-    answer_calls: Callable[[Entry], object]
+    take_result: Callable[[Entry, Call, str], object]
 
 
 class GrowingText:
@@ -68,7 +68,7 @@ class UserMessage:
 
     def __init__(self, entry: Entry, actions: Actions):
         self._entry, self._actions = entry, actions
-        with ui.element("article").classes("strata-user").props('aria-label="You said"') as self._article:
+        with ui.element("article").classes("strata-user").props('aria-label="You said"') as self.article:
             self._show()
 
     def _show(self) -> None:
@@ -79,8 +79,8 @@ class UserMessage:
             icon_button("content_copy", "Copy this message", lambda: self._actions.copy(self._entry))
 
     def _edit(self) -> None:
-        self._article.clear()
-        with self._article, ui.element("div").classes("strata-editing"):
+        self.article.clear()
+        with self.article, ui.element("div").classes("strata-editing"):
             field = ui.textarea(value=self._entry.content)
             field.props('autogrow outlined autofocus aria-label="Your message"')
             with ui.row().classes("strata-editing-buttons"):
@@ -89,8 +89,8 @@ class UserMessage:
                 send.props("unelevated no-caps")
 
     def _cancel(self) -> None:
-        self._article.clear()
-        with self._article:
+        self.article.clear()
+        with self.article:
             self._show()
 
 
@@ -107,7 +107,10 @@ class ModelMessage:
     def __init__(self, entry: Entry, actions: Actions, is_last: bool, run: Run | None = None):
         self._entry, self._actions, self._is_last = entry, actions, is_last
         self._arguments: list[ui.label] = []
-        with ui.element("article").classes("strata-answer").props('aria-label="The model answered"'):
+        with (
+            ui.element("article").classes("strata-answer").props('aria-label="The model answered"') as article
+        ):
+            self.article = article
             with ui.element("details").classes("strata-thinking") as self._details:
                 with ui.element("summary"):
                     self._summary = ui.label()
@@ -149,13 +152,21 @@ class ModelMessage:
         self._summary.text = f"Thought for {entry.thinking_s:.0f} s"
         self._thinking.finish(entry.thinking)
         self._content.finish(entry.content)
-        self._calls.clear()
-        with self._calls:
-            for call in entry.calls:
-                _call(call, self._take_result if self._is_last else None)
+        self.show_calls()
         self._foot.clear()
         with self._foot:
             self._show_foot()
+
+    def show_calls(self) -> None:
+        """Show the calls with their results, or with fields for them."""
+
+        def take(call: Call, result: str) -> None:
+            self._actions.take_result(self._entry, call, result)
+
+        self._calls.clear()
+        with self._calls:
+            for call in self._entry.calls:
+                _call(call, take if self._is_last else None)
 
     def _show_foot(self) -> None:
         entry = self._entry
@@ -171,11 +182,6 @@ class ModelMessage:
             icon_button("refresh", "Answer again", lambda: self._actions.again(entry))
             if entry.speed is not None:
                 ui.label(speed_text(entry.speed)).classes("strata-speed")
-
-    def _take_result(self, call: Call, result: str) -> None:
-        call.result = result
-        if all(other.result is not None for other in self._entry.calls):
-            self._actions.answer_calls(self._entry)
 
 
 def speed_text(speed: Speed) -> str:

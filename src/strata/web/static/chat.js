@@ -32,7 +32,7 @@ Object.assign(strata, {
 
   // The address names the conversation, so that a reload finds it.
   opened(id) {
-    history.replaceState(null, "", `?c=${id}`);
+    history.replaceState(null, "", `?c=${encodeURIComponent(id)}`);
   },
 
   async copyMessage(text) {
