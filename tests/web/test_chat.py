@@ -54,6 +54,28 @@ def test_a_large_conversation_comes_back_whole(open_page: OpenPage) -> None:
     ]
 
 
+def test_long_conversations_are_shown_from_their_end(open_page: OpenPage) -> None:
+    page = open_page(line="hello")
+    page.ready()
+    conversation = Conversation("e" * 32, "Long", settings={"seed": SEEDS["hello"]})
+    for i in range(50):
+        conversation.entries += [
+            Entry("user", f"Question {i}."),
+            Entry("assistant", f"Answer {i}.", ending="stopped"),
+        ]
+    page.page.evaluate("text => strata.store.put('e'.repeat(32), 'Long', 1, text)", dump(conversation))
+    page.page.goto(f"{page.url}/?c={conversation.id}")
+    expect(page.answers).to_have_count(20)
+    expect(page.answers.last).to_contain_text("Answer 49.")
+    page.button("Show earlier messages").click()
+    expect(page.answers).to_have_count(40)
+    page.answers.nth(38).get_by_role("button", name="Answer again").click()
+    page.button("Remove them").click()
+    expect(page.answers).to_have_count(39)
+    expect(page.answers.last).to_contain_text("Hello, world!")
+    expect(page.said.last).to_contain_text("Question 48.")
+
+
 def test_answer_streams_and_stops(open_page: OpenPage) -> None:
     page = open_page(line="slow")
     page.say("Go on for ever")

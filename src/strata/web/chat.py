@@ -22,6 +22,7 @@ from strata.web.store import Store
 
 FRAME_S, SLOWEST_FRAME_S = 0.1, 1.0  # between two looks at an answer under way
 SHARE = 0.1  # of the time may go to rendering one: a long block is looked at less often
+SHOWN = 40  # messages; each change of a page costs the browser the more, the more there are in it
 SAVE_S = 3.0  # between two savings of it
 
 
@@ -38,7 +39,7 @@ class Chat:
         self.store = Store()
         self.conversation = Conversation()
         self.run: Run | None = None
-        self._views: list[UserMessage | ModelMessage] = []  # of the conversation's entries
+        self._views: list[UserMessage | ModelMessage] = []  # of the conversation's last entries
         self._following: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()  # held while entries and views come and go
         self._saving = asyncio.Lock()
@@ -78,19 +79,25 @@ class Chat:
             self._stop_button = icon_button("stop", "Stop", self.stop).classes("strata-send strata-stop")
             self._stop_button.set_visibility(False)
 
-    async def _show(self) -> None:
-        """Show the conversation from its beginning."""
+    async def _show(self, num_shown: int = SHOWN) -> None:
+        """Show the conversation, or so many entries of its end."""
         self._thread.clear()
         self._views.clear()
-        if not self.conversation.entries:
-            with self._thread:
+        entries = self.conversation.entries
+        with self._thread:
+            if not entries:
                 self._welcome()
-        for entry in self.conversation.entries:
+            elif len(entries) > num_shown:
+                earlier = acting_on(self._thread, self._show_earlier)
+                button = ui.button("Show earlier messages", on_click=earlier, color=None)
+                button.props("flat no-caps").classes("strata-note")
+        for entry in entries[-num_shown:]:
             self._show_entry(entry)
-            await asyncio.sleep(
-                0
-            )  # a long conversation takes seconds, in which the server has others to serve
-        ui.run_javascript("strata.toEnd()")
+            await asyncio.sleep(0)  # the server has others to serve meanwhile
+
+    async def _show_earlier(self) -> None:
+        async with self._changing:
+            await self._show(len(self._views) + SHOWN)
 
     def _show_entry(self, entry: Entry) -> None:
         run = self.run if self.run is not None and self.run.entry is entry else None
@@ -103,9 +110,10 @@ class Chat:
 
     def _hide_from(self, place: int) -> None:
         """Show no more the entry at a place, and those that follow it."""
-        for view in self._views[place:]:
+        kept = len(self._views) - (len(self.conversation.entries) - place)
+        for view in self._views[kept:]:
             view.article.delete()
-        del self._views[place:]
+        del self._views[kept:]
 
     def _welcome(self) -> None:
         with ui.element("div").classes("strata-welcome"):
@@ -136,6 +144,7 @@ class Chat:
             ui.run_javascript(f"strata.opened({json.dumps(self.conversation.id)})")
             self.history.mark(self.conversation.id)
             await self._show()
+            ui.run_javascript("strata.toEnd()")
             if self.run is not None:
                 self._follow(self.run)
 
