@@ -84,6 +84,8 @@ def report(console: Console, health: dict, speeds: tuple[float, float]) -> None:
 def advise(console: Console, url: str | None) -> None:
     """Say what to run next; `url` is the server that stays, if it does."""
     say(console, f"\nTalk to it            ./strata chat{f' --url {url}' if url else ''}")
+    if url:
+        say(console, f"                      or in your browser: {url}")
     say(console, "Serve a bigger model  ./strata serve --model FILE.gguf")
     say(console, "                      ./strata serve --model hf:owner/repo[:file]")
     if url:
