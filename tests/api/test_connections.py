@@ -6,6 +6,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
@@ -188,30 +190,54 @@ def test_model_that_does_not_load(run_strata, tmp_path: Path) -> None:
     assert "Traceback" not in answer.stderr
 
 
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows ends processes without a signal")
-def test_sigterm_while_loading(tmp_path: Path) -> None:
-    """CASES 96 of the original: the port answers early, and an end that was asked for is no failure."""
+@contextmanager
+def loading_server(folder: Path, *flags: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
+    """A server that answers, and has not loaded its model yet: its address and process."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    (tmp_path / "parrot.jsonl").write_text('["hi"]')
-    command = [sys.executable, "-m", "strata", "serve", "--model", f"scripted:{tmp_path / 'parrot.jsonl'}"]
-    command += ["--port", str(port)]
+    (folder / "parrot.jsonl").write_text('["hi"]')
+    command = [sys.executable, "-m", "strata", "serve", "--model", f"scripted:{folder / 'parrot.jsonl'}"]
+    command += ["--port", str(port), *flags]
+    url = f"http://127.0.0.1:{port}"
     with subprocess.Popen(
-        command, env=clean_environment(), cwd=tmp_path, stderr=subprocess.PIPE, text=True
+        command, env=clean_environment(), cwd=folder, stderr=subprocess.PIPE, text=True
     ) as process:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 60
         while True:
             try:
-                health = httpx.get(f"http://127.0.0.1:{port}/health", trust_env=False)
+                health = httpx.get(f"{url}/health", trust_env=False)
                 break
             except httpx.ConnectError:
                 assert time.monotonic() < deadline
                 time.sleep(0.01)
         assert (health.status_code, health.json()["status"]) == (503, "loading")
+        try:
+            yield url, process
+        finally:
+            process.kill()
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows ends processes without a signal")
+def test_sigterm_while_loading(tmp_path: Path) -> None:
+    """CASES 96 of the original: the port answers early, and an end that was asked for is no failure."""
+    with loading_server(tmp_path) as (_, process):
         process.terminate()
         _, log = process.communicate(timeout=20)
         assert process.returncode == 0
         assert "Traceback" not in log
+
+
+@pytest.mark.parametrize(
+    ("path", "sign"), [("chat/completions", ": keep-alive"), ("messages", "event: ping")]
+)
+def test_a_stream_shows_life_while_the_model_loads(tmp_path: Path, path: str, sign: str) -> None:
+    """CASES 282 of the original."""
+    request = {"model": "parrot", "messages": ASK, "stream": True, "max_tokens": 5}
+    with loading_server(tmp_path, "--keep-alive-s", "0.05") as (url, _):
+        answer = httpx.post(f"{url}/v1/{path}", json=request, trust_env=False, timeout=60)
+    assert answer.status_code == 200
+    assert answer.text.startswith(sign)
+    assert '"hi"' in answer.text and "error" not in answer.text
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="Windows ends processes without a signal")

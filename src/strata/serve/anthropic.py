@@ -109,14 +109,15 @@ async def messages(
 ) -> Response:
     """Continue a conversation."""
     backend = backend_of(request)
-    await backend.ready()
-    backend.check_name(body.model)
-    id_ = f"msg_{uuid.uuid4().hex}"
-    stops = [text for text in body.stop_sequences if text]
-    (job,) = await backend.chat_jobs(body.turn(stops), id_, body.sampling(backend.stop_ids))
-    reply = Reply(body, backend, job, id_)
-    events = reply.events() if body.stream else None
-    return await respond(request, reply.whole, events, backend.options.keep_alive_s, WIRE)
+
+    async def prepare() -> Reply:
+        await backend.ready(body.model)
+        id_ = f"msg_{uuid.uuid4().hex}"
+        stops = [text for text in body.stop_sequences if text]
+        (job,) = await backend.chat_jobs(body.turn(stops), id_, body.sampling(backend.stop_ids))
+        return Reply(body, backend, job, id_)
+
+    return await respond(request, prepare, body.stream, backend, WIRE)
 
 
 @router.post("/count_tokens")
@@ -125,6 +126,5 @@ async def count_tokens(
 ) -> dict[str, int]:
     """The tokens of the prompt that a request would make."""
     backend = backend_of(request)
-    await backend.ready()
-    backend.check_name(body.model)
+    await backend.ready(body.model)
     return {"input_tokens": len(await backend.chat_prompt(body.turn()))}

@@ -76,6 +76,11 @@ class Backend:
         """Begin to load; `loaded` waits for the end of it."""
         self._loading = asyncio.create_task(self._load())
 
+    @property
+    def is_loaded(self) -> bool:
+        """The model has been loaded, or will never be."""
+        return self._loading is not None and self._loading.done()
+
     async def loaded(self) -> None:
         """Wait until the model is loaded.
 
@@ -102,9 +107,9 @@ class Backend:
         except ExceptionGroup as errors:
             self.failure = str(errors.exceptions[0])
             raise errors.exceptions[0] from None
-        assert self.engine.info is not None
-        self.aliases.append(self.engine.info.name)
         info = self.engine.info
+        assert info is not None
+        self.aliases.append(info.name)
         _log.info("loaded %s in %.1f s, computing with %s", info.name, info.load_s, info.kernels)
 
     def _load_vocabulary(self) -> None:
@@ -127,20 +132,18 @@ class Backend:
         """Raises RequestError `model_not_found` for a name that is not this model's."""
         names = list(dict.fromkeys([self.name, *self.aliases]))
         if name not in names and ANY_NAME not in names:
-            raise RequestError(
-                f"model: {name!r} is not served here; served: {', '.join(names)}", "model", "model_not_found"
-            )
+            message = f"model: {name!r} is not served here; served: {', '.join(names)}"
+            raise RequestError(message, "model", "model_not_found")
 
     def card(self) -> dict:
         """The model as `GET /v1/models` lists it."""
         info = self.engine.info
-        aliases = [alias for alias in dict.fromkeys(self.aliases) if alias not in (self.name, ANY_NAME)]
-        length = {"context_length": info.context_length} if info else {}
+        names = [name for name in dict.fromkeys(self.aliases) if name not in (self.name, ANY_NAME)]
         card = {"id": self.name, "object": "model", "created": self.created, "owned_by": "strata"}
         # What Anthropic's clients read of a model, beside what OpenAI's do.
         created = datetime.fromtimestamp(self.created, UTC).isoformat()
-        anthropic = {"type": "model", "display_name": self.name, "created_at": created}
-        return card | anthropic | {"aliases": aliases} | length
+        card |= {"type": "model", "display_name": self.name, "created_at": created, "aliases": names}
+        return card | ({"context_length": info.context_length} if info else {})
 
     async def health(self) -> dict:
         """`state`, with the engine's counts if it answers now."""
@@ -155,7 +158,7 @@ class Backend:
             return {"status": "dead", "reason": self.failure}
         if engine.state == "dead":
             return {"status": "dead", "reason": engine.failure, "note": "the next request starts it again"}
-        if engine.state != "ready" or self._loading is None or not self._loading.done():
+        if engine.state != "ready" or not self.is_loaded:
             progress = engine.progress
             step = {"progress": progress.text} if progress else {}
             return {"status": "loading"} | step
@@ -197,12 +200,19 @@ class Backend:
 
     # --- requests -----------------------------------------------------------------------------------
 
-    async def ready(self) -> None:
-        """Wait until the vocabulary is there; raises EngineError if the model did not load."""
+    async def ready(self, name: str | None = None) -> None:
+        """Wait until the model is loaded; `name` is what the request calls it, if it does.
+
+        Raises:
+            EngineError: it does not load.
+            RequestError: `model_not_found`.
+        """
         try:
             await self.loaded()
         except StrataError as error:
             raise EngineError(f"the model does not load: {error}") from error
+        if name is not None:
+            self.check_name(name)
 
     async def chat_prompt(self, turn: Turn) -> list[int]:
         """Token ids of a turn; raises RequestError where the template refuses it."""
@@ -363,8 +373,7 @@ class Backend:
         Raises:
             RequestError: there is none of this id.
         """
-        tracked = self.requests.find(id_)
-        if tracked is None:
+        if (tracked := self.requests.find(id_)) is None:
             raise RequestError(f"no request {id_!r:.80} is under way", "id", "request_not_found")
         tracked.cancelled = True
         await self.engine.cancel(tracked.engine_id)

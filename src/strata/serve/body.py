@@ -1,7 +1,8 @@
 """A request's body, read and checked; and the answer to it, streaming or not."""
 
 from collections.abc import AsyncGenerator, Awaitable, Callable
-from typing import TypeVar
+from contextlib import aclosing
+from typing import Any, Protocol, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse
@@ -9,6 +10,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 
 from strata.errors import RequestError
+from strata.serve.backend import Backend
 from strata.serve.errors import CLIENT_GONE, from_validation
 from strata.serve.sse import COMPLETIONS, ClientGone, EventStream, Wire, until_gone, with_pauses
 
@@ -57,27 +59,50 @@ async def _body(request: Request) -> bytes:
     return b"".join(parts)
 
 
+class Reply(Protocol):
+    """An answer that is about to be made, in one of two ways."""
+
+    async def whole(self) -> dict[str, Any]:
+        """The response to a request that does not stream."""
+
+    def events(self) -> AsyncGenerator[bytes, None]:
+        """The events of a stream; the first comes when the engine has taken up the request."""
+
+
 async def respond(
     request: Request,
-    whole: Callable[[], Awaitable[dict]],
-    events: AsyncGenerator[bytes, None] | None,
-    keep_alive_s: float,
+    prepare: Callable[[], Awaitable[Reply]],
+    stream: bool,
+    backend: Backend,
     wire: Wire = COMPLETIONS,
 ) -> Response:
     """Answer the client; its leaving cancels the work.
 
     Args:
         request: the client's.
-        whole: makes the response, unless it streams.
-        events: those of a stream; None if the client asked for none.
-        keep_alive_s: a silent stream says so after so many seconds.
+        prepare: makes the reply, as soon as the model is loaded.
+        stream: whether the client asked for one.
+        backend: answers.
         wire: what a stream of this protocol says beside the answer.
     """
+
+    async def whole() -> dict[str, Any]:
+        return await (await prepare()).whole()
+
     try:
-        if events is None:
+        if not stream:
             return JSONResponse(await until_gone(request, whole))
-        paused = with_pauses(events, keep_alive_s)
-        # What is wrong with the request shows before the first event, while a status can still say it.
+        # What is wrong with the request shows before the first event, while a status can still say it. Only
+        # while the model is loading the stream begins before that is known.
+        events = (await until_gone(request, prepare)).events() if backend.is_loaded else _prepared(prepare)
+        paused = with_pauses(events, backend.options.keep_alive_s)
         return EventStream(await until_gone(request, lambda: anext(paused)), paused, wire)
     except ClientGone:
         return Response(status_code=CLIENT_GONE)
+
+
+async def _prepared(prepare: Callable[[], Awaitable[Reply]]) -> AsyncGenerator[bytes, None]:
+    """The events of a reply that is still to be made."""
+    async with aclosing((await prepare()).events()) as events:
+        async for event in events:
+            yield event

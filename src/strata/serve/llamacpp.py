@@ -99,9 +99,7 @@ async def apply_template(
 ) -> dict[str, str]:
     """The prompt that the model's template makes of a chat request."""
     backend = backend_of(request)
-    await backend.ready()
-    if body.model:
-        backend.check_name(body.model)
+    await backend.ready(body.model or None)
     return {"prompt": await backend.chat_text(body.turn())}
 
 

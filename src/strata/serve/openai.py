@@ -181,24 +181,21 @@ async def merged(streams: Sequence[AsyncGenerator[T, None]]) -> AsyncGenerator[T
         await asyncio.wait(tasks)
 
 
-async def answered(request: Request, completion: Completion) -> Response:
-    """Run a completion and answer the client, streaming or not."""
-    events = completion.events() if completion.body.stream else None
-    return await respond(request, completion.whole, events, completion.backend.options.keep_alive_s)
-
-
 @router.post("/chat/completions")
 async def chat_completions(
     request: Request, body: Annotated[ChatRequest, Depends(body_as(ChatRequest))]
 ) -> Response:
     """Continue a conversation."""
     backend = backend_of(request)
-    await backend.ready()
-    backend.check_name(body.model)
-    backend.check_biases(body.logit_bias)
-    id_ = f"chatcmpl-{uuid.uuid4().hex}"
-    jobs = await backend.chat_jobs(body.turn(), id_, body.sampling(backend.stop_ids), body.n)
-    return await answered(request, Completion(body, backend, jobs, ChatShape(), ChatLogprobs, id_))
+
+    async def prepare() -> Completion:
+        await backend.ready(body.model)
+        backend.check_biases(body.logit_bias)
+        id_ = f"chatcmpl-{uuid.uuid4().hex}"
+        jobs = await backend.chat_jobs(body.turn(), id_, body.sampling(backend.stop_ids), body.n)
+        return Completion(body, backend, jobs, ChatShape(), ChatLogprobs, id_)
+
+    return await respond(request, prepare, body.stream, backend)
 
 
 @router.post("/completions")
@@ -207,13 +204,16 @@ async def completions(
 ) -> Response:
     """Continue a text, or each of several."""
     backend = backend_of(request)
-    await backend.ready()
-    backend.check_name(body.model)
-    backend.check_biases(body.logit_bias)
-    id_ = f"cmpl-{uuid.uuid4().hex}"
-    sampling = body.sampling(backend.stop_ids)
-    jobs = await backend.text_jobs(body.prompt, body.stop, id_, sampling, body.n, body.structure())
-    return await answered(request, Completion(body, backend, jobs, TextShape(), CompletionLogprobs, id_))
+
+    async def prepare() -> Completion:
+        await backend.ready(body.model)
+        backend.check_biases(body.logit_bias)
+        id_ = f"cmpl-{uuid.uuid4().hex}"
+        sampling = body.sampling(backend.stop_ids)
+        jobs = await backend.text_jobs(body.prompt, body.stop, id_, sampling, body.n, body.structure())
+        return Completion(body, backend, jobs, TextShape(), CompletionLogprobs, id_)
+
+    return await respond(request, prepare, body.stream, backend)
 
 
 @router.get("/models")

@@ -127,7 +127,14 @@ class Reply:
         return self.response("failed", error={"code": code, "message": told["message"]})
 
     async def whole(self) -> dict[str, Any]:
-        """The response to a request that does not stream."""
+        """The response to a request that does not stream; of work in the background, as it begins."""
+        if not self.body.background:
+            return await self._answer()
+        response = self.response("queued")
+        self.store.put(Entry(response, task=asyncio.create_task(self._in_background())))
+        return dict(response)  # as it is now: what is kept changes with the work
+
+    async def _answer(self) -> dict[str, Any]:
         async with aclosing(self.backend.run(self.job)) as pieces:
             async for piece in pieces:
                 if self.body.background and self.id in self.store:
@@ -138,10 +145,10 @@ class Reply:
         assert self.job.end is not None
         return self._ended(self.job.end)
 
-    async def in_background(self) -> None:
+    async def _in_background(self) -> None:
         """Answer, and keep what became of it."""
         try:
-            await self.whole()
+            await self._answer()
         except Exception as error:
             if not isinstance(error, StrataError):
                 _log.error("a response in the background failed", exc_info=error)
@@ -191,24 +198,17 @@ async def create(
 ) -> Response:
     """Continue a conversation."""
     backend, store = backend_of(request), _store_of(request)
-    await backend.ready()
-    backend.check_name(body.model)
-    earlier = store.previous(body.previous_response_id).history if body.previous_response_id else ()
-    history = [*earlier, *body.input]
-    known = body.known_tools(history)
-    id_ = f"resp_{uuid.uuid4().hex}"
-    (job,) = await backend.chat_jobs(body.turn(history, known), id_, body.sampling(backend.stop_ids))
-    reply = Reply(body, backend, store, job, id_, history, known)
-    if not body.background:
-        events = reply.events() if body.stream else None
-        return await respond(request, reply.whole, events, backend.options.keep_alive_s, WIRE)
 
-    async def begun() -> dict[str, Any]:
-        response = reply.response("queued")
-        store.put(Entry(response, task=asyncio.create_task(reply.in_background())))
-        return dict(response)  # as it is now: what is kept changes with the work
+    async def prepare() -> Reply:
+        await backend.ready(body.model)
+        earlier = store.previous(body.previous_response_id).history if body.previous_response_id else ()
+        history = [*earlier, *body.input]
+        known = body.known_tools(history)
+        id_ = f"resp_{uuid.uuid4().hex}"
+        (job,) = await backend.chat_jobs(body.turn(history, known), id_, body.sampling(backend.stop_ids))
+        return Reply(body, backend, store, job, id_, history, known)
 
-    return await respond(request, begun, None, backend.options.keep_alive_s)
+    return await respond(request, prepare, body.stream, backend, WIRE)
 
 
 @router.get("/{response_id}")
