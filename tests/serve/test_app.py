@@ -87,7 +87,7 @@ def refusal(model: type, body: dict) -> RequestError:
         ({"tool_choice": "required"}, "tool_choice", "no tools are given"),
         ({"tool_choice": "any"}, "tool_choice", "'required'"),
         ({"tool_choice": NAMED, "tools": [OTHER]}, "tool_choice", "no function is named 'now'"),
-        ({"functions": [{"name": "f"}]}, "functions", "not supported yet"),
+        ({"functions": [{"name": "f"}]}, "functions", "not served here"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 129}, "n", "128"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'low'"),

@@ -8,8 +8,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from strata.errors import RequestError
 from strata.serve.anthropic_stream import omitted_thinking
+from strata.serve.fields import Strict, with_notes
 from strata.serve.messages import Message
-from strata.serve.schemas import Strict, with_notes
 
 # Claude Code's stamp of version and session: no prompt, and different each time, which no cache survives.
 _BILLING = "x-anthropic-billing-header:"

@@ -7,11 +7,10 @@ is refused by name.
 
 import json
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from strata.engine.messages import SamplingParams
 from strata.errors import RequestError
 from strata.serve.anthropic_blocks import (
     CacheControl,
@@ -22,23 +21,9 @@ from strata.serve.anthropic_blocks import (
 )
 from strata.serve.chat import Effort, Thinking, Turn
 from strata.serve.chat_schemas import MAX_TOOLS
+from strata.serve.fields import Body, Sampled, Strict, others
 from strata.serve.messages import Message
-from strata.serve.schemas import Strict
 from strata.serve.structured import named_format
-
-# What cannot change an answer here: bookkeeping of Anthropic's own platform.
-_HARMLESS = {"metadata", "service_tier", "inference_geo", "diagnostics", "user_profile_id", "workspace_id"}
-# Sound, and not served: what they may be all the same, because it asks for nothing.
-_NOT_SERVED: dict[str, tuple[Any, ...]] = {
-    "container": (),
-    "mcp_servers": ([],),
-    "fallbacks": ([],),
-    "compaction": (),
-    "thread": (),
-    "speed": ("standard",),
-    "billing_policy": (),
-    "fallback_credit_token": (),
-}
 
 
 class CustomTool(Strict):
@@ -65,10 +50,8 @@ class CustomTool(Strict):
 
 
 def _tools(value: Any) -> Any:
-    for i, tool in enumerate(value if isinstance(value, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "custom":
-            raise ValueError(f"tool {i} is of type {kind!r}; this server takes tools with an input_schema")
+    for i, kind in others(value, ("custom",)):
+        raise ValueError(f"tool {i} is of type {kind!r}; this server takes tools with an input_schema")
     return value
 
 
@@ -125,21 +108,23 @@ class ContextManagement(Strict):
     edits: Annotated[list[ClearThinking], Field(max_length=1, default_factory=list)]
 
 
-def _prepared(body: Any) -> Any:
-    """The body without what is null or harmless; refuses what is not served."""
-    if not isinstance(body, Mapping):
-        return body
-    for name, allowed in _NOT_SERVED.items():
-        if (value := body.get(name)) is not None and value not in allowed:
-            raise RequestError(f"{name}: not served here", name, "unsupported_parameter")
-    dropped = _HARMLESS | _NOT_SERVED.keys()
-    return {name: value for name, value in body.items() if value is not None and name not in dropped}
-
-
-class CountRequest(Strict):
+class CountRequest(Body):
     """`POST /v1/messages/count_tokens`: what makes the prompt."""
 
-    model: str
+    HARMLESS = frozenset(
+        {"metadata", "service_tier", "inference_geo", "diagnostics", "user_profile_id", "workspace_id"}
+    )
+    NOT_SERVED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "container": (),
+        "mcp_servers": ([],),
+        "fallbacks": ([],),
+        "compaction": (),
+        "thread": (),
+        "speed": ("standard",),
+        "billing_policy": (),
+        "fallback_credit_token": (),
+    }
+
     messages: Annotated[list[InputMessage], Field(min_length=1)]
     system: SystemContent = ""
     tools: Annotated[
@@ -150,11 +135,6 @@ class CountRequest(Strict):
     output_config: OutputConfig = OutputConfig()
     context_management: ContextManagement = ContextManagement()
     cache_control: CacheControl | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _prepare(cls, body: Any) -> Any:
-        return _prepared(body)
 
     @model_validator(mode="after")
     def _agree_on_tools(self) -> Self:
@@ -203,28 +183,11 @@ class CountRequest(Strict):
         return Thinking(enabled=True, budget=self.thinking.budget_tokens, effort=self.output_config.effort)
 
 
-class MessagesRequest(CountRequest):
-    """`POST /v1/messages`. `seed`, `min_p` and `repetition_penalty` are those of chat completions."""
+class MessagesRequest(Sampled, CountRequest):
+    """`POST /v1/messages`."""
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**63)]
     stop_sequences: Annotated[list[str], Field(default_factory=list)]
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
-    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-    stream: bool = False
 
-    def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
-        """The engine's parameters; `stop_ids` are the model's."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-            max_tokens=self.max_tokens,
-            stop_ids=sorted(stop_ids),
-        )
+    def own_sampling(self) -> dict[str, Any]:
+        return {"max_tokens": self.max_tokens}

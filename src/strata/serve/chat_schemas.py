@@ -11,7 +11,8 @@ from pydantic import BeforeValidator, Discriminator, Field, Tag, field_validator
 
 from strata.errors import RequestError
 from strata.serve.chat import Effort, Thinking, Turn
-from strata.serve.schemas import MAX_CHAT_ALTERNATIVES, UNLIMITED, GenerationRequest, Strict, with_notes
+from strata.serve.fields import Strict, others, with_notes
+from strata.serve.schemas import MAX_CHAT_ALTERNATIVES, UNLIMITED, GenerationRequest
 
 # What a template gets from elsewhere, and the names of the arguments that carry it.
 _RESERVED = {"messages", "tools", "tokenizer", "template", "self"}
@@ -36,10 +37,8 @@ def _content(value: Any) -> Any:
         return value
     if not isinstance(value, list):
         raise ValueError("a string or a list of parts is expected")
-    for i, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in _TEXT_PARTS:
-            raise ValueError(f"part {i} is of type {kind!r}; this server reads text only")
+    for i, kind in others(value, _TEXT_PARTS):
+        raise ValueError(f"part {i} is of type {kind!r}; this server reads text only")
     return value
 
 
@@ -112,10 +111,8 @@ class Tool(Strict):
 
 
 def _tools(value: Any) -> Any:
-    for i, tool in enumerate(value if isinstance(value, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind != "function":
-            raise ValueError(f"tool {i} is of type {kind!r}; this endpoint takes functions only")
+    for i, kind in others(value, ("function",)):
+        raise ValueError(f"tool {i} is of type {kind!r}; this endpoint takes functions only")
     return value
 
 

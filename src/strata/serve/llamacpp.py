@@ -13,8 +13,9 @@ from strata.formats.tokenizer import Tokenizer
 from strata.serve.body import body_as
 from strata.serve.chat_schemas import ChatRequest
 from strata.serve.errors import as_response, envelope
+from strata.serve.fields import Strict
 from strata.serve.openai import backend_of
-from strata.serve.schemas import UNLIMITED, CompletionRequest, Strict
+from strata.serve.schemas import UNLIMITED, CompletionRequest
 
 MAX_TEXT = 4 << 20  # characters that are encoded in one request
 # Names of llama.cpp for the defaults of ours.

@@ -7,9 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
+from strata.serve.fields import Strict, others, with_notes
 from strata.serve.messages import Message
 from strata.serve.responses_tools import AnyTool, check_tools, qualified
-from strata.serve.schemas import Strict, with_notes
 
 _TEXTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text", "refusal")
 _SEALED = "strata:"  # before thinking in `encrypted_content`, which clients that store nothing send back
@@ -59,10 +59,8 @@ def _parts(value: Any) -> Any:
         return [{"type": "text", "text": value}]
     if not isinstance(value, list):
         raise ValueError("a string or a list of parts is expected")
-    for i, part in enumerate(value):
-        kind = part.get("type") if isinstance(part, dict) else None
-        if isinstance(kind, str) and kind not in _TEXTS:
-            raise ValueError(f"part {i} is of type {kind!r}; this server reads text only")
+    for i, kind in others(value, _TEXTS):
+        raise ValueError(f"part {i} is of type {kind!r}; this server reads text only")
     return value
 
 

@@ -1,41 +1,17 @@
 """The request of `/v1/responses`. Facts from OpenAI's API reference (responses/create)."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from strata.engine.messages import SamplingParams
 from strata.errors import RequestError
 from strata.serve.chat import Effort, Thinking, Turn
+from strata.serve.fields import Sampled, StreamOptions, Strict
 from strata.serve.responses_items import AdditionalTools, Item, Items, openai_messages
 from strata.serve.responses_tools import Known, ToolChoice, Tools, choice_of, known_tools
-from strata.serve.schemas import StreamOptions, Strict
 from strata.serve.structured import named_format
 
-# Bookkeeping of OpenAI's own platform, and limits of what only it runs.
-_HARMLESS = {
-    "user",
-    "safety_identifier",
-    "service_tier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-    "prompt_cache_options",
-    "max_tool_calls",
-    "client_metadata",
-}
-# Sound, and not served: what they may be all the same, because it asks for nothing.
-_NOT_SERVED: dict[str, tuple[Any, ...]] = {
-    "conversation": (),
-    "prompt": (),
-    "context_management": ([],),
-    "moderation": (),
-    "access_programs": (),
-    "image": (),
-    "background_options": (),
-    "truncation": ("disabled",),
-    "top_logprobs": (0,),
-}
 # What may be asked for in addition; of most there is never any here.
 Includable = Literal[
     "reasoning.encrypted_content",
@@ -64,16 +40,38 @@ class TextChoice(Strict):
     verbosity: Literal["medium"] | None = None
 
 
-class ResponseRequest(Strict):
-    """`POST /v1/responses`. The fields from `top_k` to `seed` are those of chat completions."""
+class ResponseRequest(Sampled):
+    """`POST /v1/responses`."""
 
-    model: str
+    HARMLESS = frozenset(
+        {
+            "user",
+            "safety_identifier",
+            "service_tier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+            "prompt_cache_options",
+            "max_tool_calls",
+            "client_metadata",
+        }
+    )
+    NOT_SERVED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "conversation": (),
+        "prompt": (),
+        "context_management": ([],),
+        "moderation": (),
+        "access_programs": (),
+        "image": (),
+        "background_options": (),
+        "truncation": ("disabled",),
+        "top_logprobs": (0,),
+    }
+
     input: Annotated[Items, Field(default_factory=list)]
     instructions: str | None = None
     previous_response_id: str | None = None
     store: bool = True
     background: bool = False
-    stream: bool = False
     stream_options: StreamOptions = StreamOptions()
     include: Annotated[list[Includable], Field(default_factory=list)]
     metadata: Annotated[dict[str, str], Field(default_factory=dict)]
@@ -83,23 +81,6 @@ class ResponseRequest(Strict):
     tool_choice: Annotated[ToolChoice, BeforeValidator(choice_of)] = ToolChoice(mode="auto")
     parallel_tool_calls: bool = True
     max_output_tokens: Annotated[int | None, Field(ge=1, lt=2**63)] = None
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
-    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _prepare(cls, body: Any) -> Any:
-        if not isinstance(body, Mapping):
-            return body
-        for name, allowed in _NOT_SERVED.items():
-            if (value := body.get(name)) is not None and value not in allowed:
-                raise RequestError(f"{name}: not served here", name, "unsupported_parameter")
-        dropped = _HARMLESS | _NOT_SERVED.keys()
-        return {name: value for name, value in body.items() if value is not None and name not in dropped}
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -150,15 +131,5 @@ class ResponseRequest(Strict):
             strict=[] if choice.mode == "none" else [one.name for one in shown if one.tool.strict],
         )
 
-    def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
-        """The engine's parameters; `stop_ids` are the model's."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repetition_penalty,
-            seed=self.seed,
-            max_tokens=self.max_output_tokens,
-            stop_ids=sorted(stop_ids),
-        )
+    def own_sampling(self) -> dict[str, Any]:
+        return {"max_tokens": self.max_output_tokens}

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from strata.errors import RequestError
-from strata.serve.schemas import Strict
+from strata.serve.fields import Strict, others
 
 Name = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,128}$")]
 # Tools that OpenAI runs, or that are built into its models. A client that lists one offers it; nobody here
@@ -96,12 +96,8 @@ class HostedTool(Strict, extra="allow"):
 def check_tools(value: Any) -> Any:
     """The tools as they are; raises on a kind that nobody knows, by name."""
     known = {"function", "custom", "namespace"} | HOSTED
-    for i, tool in enumerate(value if isinstance(value, list) else ()):
-        kind = tool.get("type") if isinstance(tool, dict) else None
-        if isinstance(kind, str) and kind not in known:
-            raise ValueError(
-                f"tool {i} is of type {kind!r}; this server takes function, custom and namespace"
-            )
+    for i, kind in others(value, known):
+        raise ValueError(f"tool {i} is of type {kind!r}; this server takes function, custom and namespace")
     return value
 
 

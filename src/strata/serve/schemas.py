@@ -1,56 +1,23 @@
 """What requests of the OpenAI endpoints have in common, and that of `/v1/completions`.
 
 Facts from OpenAI's API reference (completions/create); `top_k`, `min_p`, `repetition_penalty`,
-`repeat_penalty` and `ignore_eos` are what vLLM and llama.cpp added to it. A field that would change the
-answer and is not served is refused by name, never passed over.
+`repeat_penalty` and `ignore_eos` are what vLLM and llama.cpp added to it.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    field_validator,
-    model_validator,
-)
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from strata.engine.messages import SamplingParams
 from strata.errors import RequestError
+from strata.serve.fields import Sampled, StreamOptions
 from strata.serve.structured import FIELDS, Structure, structure_of
 
 MAX_PROMPTS = 256  # in one completions request
 MAX_CHAT_ALTERNATIVES = 20  # OpenAI's limit of top_logprobs
 MAX_CHOICES = 128  # OpenAI's limit of n
 UNLIMITED = -1  # as max_tokens
-
-# Fields that are sound and not served: what they may be all the same, because it asks for nothing.
-_NOT_YET: dict[str, tuple[Any, ...]] = {
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "best_of": (1,),
-    "echo": (False,),
-    "suffix": ("",),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "web_search_options": (),
-    "verbosity": (),
-    "logit_processors": (),
-}
-# Bookkeeping of OpenAI's own platform; no value of theirs could change an answer.
-_HARMLESS = {
-    "user",
-    "metadata",
-    "store",
-    "service_tier",
-    "safety_identifier",
-    "prompt_cache_key",
-    "prompt_cache_retention",
-}
 
 
 def _stops(value: Any) -> list[str]:
@@ -96,74 +63,49 @@ def _biases(value: Any) -> Any:
     return {int(key): bias for key, bias in value.items()}
 
 
-def _prepared(body: Any) -> Any:
-    """The body without what is null or harmless; refuses what is not served yet."""
-    if not isinstance(body, Mapping):
-        return body
-    for name, allowed in _NOT_YET.items():
-        if (value := body.get(name)) is not None and value not in allowed:
-            raise RequestError(f"{name}: not supported yet", name, "unsupported_parameter")
-    dropped = _HARMLESS | _NOT_YET.keys()
-    return {name: value for name, value in body.items() if value is not None and name not in dropped}
-
-
-def with_notes(result: Any) -> Any:
-    """A tool's result, in any protocol, with a note to the model in place of each part that is no text.
-
-    A person's picture is refused. But an agent reads a picture on its own account, and its result stays in
-    the history: refused, it would end the whole session.
-    """
-    if not isinstance(result, list):
-        return result
-    return [_note(part["type"]) if _is_no_text(part) else part for part in result]
-
-
-def _is_no_text(part: Any) -> bool:
-    match part:
-        case {"type": "document", "source": {"type": "text"}}:
-            return False
-        case {"type": "image" | "image_url" | "input_image" | "document" | "file" | "input_file"}:
-            return True
-    return False
-
-
-def _note(kind: str) -> dict[str, str]:
-    return {"type": "text", "text": f"[{kind} left out: this model reads text only]"}
-
-
-class Strict(BaseModel):
-    """JSON of the very types that are asked for, and no fields beside them."""
-
-    model_config = ConfigDict(extra="forbid", strict=True)
-
-
-class StreamOptions(Strict):
-    """What a stream carries besides the answer."""
-
-    include_usage: bool = False
-    include_obfuscation: bool = False  # accepted: asks for padding against eavesdroppers, which is optional
-
-
-class GenerationRequest(Strict, ABC):
+class GenerationRequest(Sampled, ABC):
     """What the two endpoints have in common."""
 
-    model: str
+    HARMLESS = frozenset(
+        {
+            "user",
+            "metadata",
+            "store",
+            "service_tier",
+            "safety_identifier",
+            "prompt_cache_key",
+            "prompt_cache_retention",
+        }
+    )
+    NOT_SERVED: ClassVar[Mapping[str, tuple[Any, ...]]] = {
+        "functions": ([],),
+        "function_call": ("none", "auto"),
+        "best_of": (1,),
+        "echo": (False,),
+        "suffix": ("",),
+        "modalities": (["text"],),
+        "audio": (),
+        "prediction": (),
+        "web_search_options": (),
+        "verbosity": (),
+        "logit_processors": (),
+    }
+
     n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: Annotated[int, Field(ge=UNLIMITED, lt=2**63)] = UNLIMITED
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
-    top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
-    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
-    min_p: Annotated[float, Field(ge=0, le=1)] = 0.0
-    repetition_penalty: Annotated[float, Field(gt=0, le=100)] = 1.0
     repeat_penalty: Annotated[float | None, Field(gt=0, le=100)] = None  # llama.cpp's name for the same
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] = 0.0
-    seed: Annotated[int | None, Field(ge=-(2**63), lt=2**63)] = None
     logit_bias: Annotated[
         dict[int, Annotated[float, Field(ge=-100, le=100)]],
         BeforeValidator(_biases, json_schema_input_type=dict[str, float]),
-    ] = {}
-    stop: Annotated[list[str], BeforeValidator(_stops, json_schema_input_type=str | list[str])] = []
+        Field(default_factory=dict),
+    ]
+    stop: Annotated[
+        list[str],
+        BeforeValidator(_stops, json_schema_input_type=str | list[str]),
+        Field(default_factory=list),
+    ]
     ignore_eos: bool = False
     response_format: dict[str, Any] | None = None
     guided_json: dict[str, Any] | bool | str | None = None
@@ -173,13 +115,7 @@ class GenerationRequest(Strict, ABC):
     structured_outputs: dict[str, Any] | None = None
     grammar: str | None = None
     json_schema: dict[str, Any] | bool | None = None
-    stream: bool = False
     stream_options: StreamOptions = StreamOptions()
-
-    @model_validator(mode="before")
-    @classmethod
-    def _prepare(cls, body: Any) -> Any:
-        return _prepared(body)
 
     @model_validator(mode="after")
     def _agree(self) -> Self:
@@ -209,23 +145,16 @@ class GenerationRequest(Strict, ABC):
     def num_alternatives(self) -> int | None:
         """Alternatives to report with each token; None for no log-probabilities."""
 
-    def sampling(self, stop_ids: frozenset[int]) -> SamplingParams:
-        """The engine's parameters; `stop_ids` are the model's."""
-        return SamplingParams(
-            temperature=self.temperature,
-            top_k=self.top_k,
-            top_p=self.top_p,
-            min_p=self.min_p,
-            repetition_penalty=self.repeat_penalty or self.repetition_penalty,
-            presence_penalty=self.presence_penalty,
-            frequency_penalty=self.frequency_penalty,
-            seed=self.seed,
-            logit_bias=self.logit_bias,
-            logprobs=self.num_alternatives,
-            max_tokens=None if self.token_limit == UNLIMITED else self.token_limit,
-            stop_ids=sorted(stop_ids),
-            ignore_eos=self.ignore_eos,
-        )
+    def own_sampling(self) -> dict[str, Any]:
+        return {
+            "repetition_penalty": self.repeat_penalty or self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "logit_bias": self.logit_bias,
+            "logprobs": self.num_alternatives,
+            "max_tokens": None if self.token_limit == UNLIMITED else self.token_limit,
+            "ignore_eos": self.ignore_eos,
+        }
 
 
 class CompletionRequest(GenerationRequest):
