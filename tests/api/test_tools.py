@@ -225,3 +225,17 @@ def test_thinking_that_loops_is_ended(client: openai.OpenAI) -> None:
 def test_the_stop_string_that_ended_an_answer_is_told(client: openai.OpenAI) -> None:
     choice = ask(client, "stops", stop=["never", "STOP"], tools=openai.NOT_GIVEN).choices[0]
     assert (choice.message.content, choice.finish_reason, choice.stop_reason) == ("one ", "stop", "STOP")
+
+
+def test_a_schema_that_makes_no_sense_does_no_harm(client: openai.OpenAI) -> None:
+    """CASES 21: arguments are read all the same, and only `strict` needs a schema that can be compiled."""
+    odd = {
+        "type": "object",
+        "properties": {"city": {"$ref": "#/nowhere", "pattern": "("}, "days": {"type": 7}},
+    }
+    tool = {"type": "function", "function": {"name": "weather", "parameters": odd}}
+    ((name, arguments),) = whole_parts(ask(client, "call", tools=[tool]))[2]
+    assert (name, json.loads(arguments).keys()) == ("weather", {"city", "days"})
+    strict = {"type": "function", "function": {"name": "weather", "parameters": odd, "strict": True}}
+    with pytest.raises(openai.BadRequestError, match="tools"):
+        ask(client, "call", tools=[strict])
