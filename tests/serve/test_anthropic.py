@@ -189,3 +189,21 @@ def test_a_tool_s_picture_is_a_note() -> None:
     (_, told) = messages_of(messages=messages)
     notes = [f"[{kind} left out: this model reads text only]" for kind in ("image", "document")]
     assert told["content"] == "\n".join(["a.png", *notes])
+
+
+def test_a_reminder_leaves_the_beginning_of_the_prompt_as_it_is() -> None:
+    """CASES 124, 882 of the original: what Claude Code says in between must not cost the cache."""
+    talk = [
+        {"role": "user", "content": "hi"},
+        {"role": "system", "content": "There are agents."},
+        {"role": "assistant", "content": [USE]},
+        {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "t1", "content": "12:00"}]},
+    ]
+    before = messages_of(system="Be brief.", messages=talk)
+    after = messages_of(system="Be brief.", messages=[*talk, {"role": "system", "content": "Use tasks."}])
+    assert after[:-1] == before[:-1]
+    assert after[-1]["role"] == "tool"
+    assert after[-1]["content"] == "12:00\n<system-reminder>\nUse tasks.\n</system-reminder>"
+    assert [message["role"] for message in before] == ["system", "user", "assistant", "tool"]
+    leading = messages_of(messages=[{"role": "system", "content": "Be brief."}, *talk])
+    assert leading[0] == {"role": "system", "content": "Be brief."}

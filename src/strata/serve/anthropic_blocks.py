@@ -156,6 +156,8 @@ def system_text(content: str | Sequence[TextBlock]) -> str:
 def openai_messages(messages: Sequence[InputMessage]) -> list[Message]:
     """The messages in OpenAI's form; neighbours of one role become one, as in Anthropic's API.
 
+    System messages behind the first message stay in their places, see `_add_system`.
+
     Raises:
         RequestError: a block stands in a message of a role that it cannot have.
     """
@@ -168,8 +170,7 @@ def openai_messages(messages: Sequence[InputMessage]) -> list[Message]:
             case "assistant":
                 _add(made, [_of_assistant(_blocks(message, field, _ASSISTANTS))], "")
             case "system":
-                text = system_text(_blocks(message, field, (TextBlock,)))
-                made.append({"role": "system", "content": text})
+                _add_system(made, system_text(_blocks(message, field, (TextBlock,))))
     return made
 
 
@@ -197,6 +198,22 @@ def _add(made: list[Message], new: Iterable[Message], joint: str) -> None:
                 last[name] = [*last.get(name, []), *value]
             elif name != "role":
                 last[name] = joint.join(text for text in (last.get(name), value) if text)
+
+
+def _add_system(made: list[Message], text: str) -> None:
+    """Append what the client tells the model in between, in Claude Code's words for such a thing.
+
+    At the head, where templates want system messages, it would change the beginning of a prompt that is
+    cached: Claude Code sends one after ten turns without its task tools. Nor may it be a user's message where
+    it can be part of a result: behind such a one, templates leave out the thinking of the turns before.
+    """
+    reminder = f"<system-reminder>\n{text}\n</system-reminder>"
+    if not made:
+        made.append({"role": "system", "content": text})
+    elif made[-1]["role"] == "tool":
+        made[-1]["content"] += f"\n{reminder}"
+    else:
+        _add(made, [{"role": "user", "content": reminder}], "\n")
 
 
 def _of_user(blocks: Iterable[TextBlock | DocumentBlock | ToolResultBlock]) -> list[Message]:
