@@ -238,6 +238,13 @@ def test_pages_of_other_sites_cannot_post(kind: str | None) -> None:
     assert "access-control-allow-origin" not in answer.headers
 
 
+def test_a_compressed_body_is_refused_by_name() -> None:
+    headers = {"content-type": "application/json", "content-encoding": "zstd"}
+    response = send("POST", CHAT, content=b"(\xb5/\xfd", headers=headers)
+    assert response.status_code == 415
+    assert "Content-Encoding: zstd" in response.json()["error"]["message"]
+
+
 def test_too_large_a_body() -> None:
     response = send(
         "POST", CHAT, content=b" " * (BODY_LIMIT + 1), headers={"Content-Type": "application/json"}

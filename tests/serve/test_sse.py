@@ -125,7 +125,8 @@ def test_work_ends_when_the_client_leaves_and_does_not_begin_after() -> None:
 
 
 def test_an_event_is_one_line() -> None:
-    """CASES 45."""
-    raw = event({"text": "a\r\nb\n\nc\u2028é"})
-    assert raw.endswith(b"\n\n") and raw.count(b"\n") == 2 and b"\r" not in raw
-    assert json.loads(raw.removeprefix(b"data: ")) == {"text": "a\r\nb\n\nc\u2028é"}
+    """CASES 45; also to clients that read lines as Python does."""
+    text = "a\r\nb\n\nc\u2028\u2029\x85\x0b\x1cé"
+    raw = event({"text": text})
+    assert raw.endswith(b"\n\n") and len(raw.decode().splitlines()) == 2
+    assert json.loads(raw.removeprefix(b"data: ")) == {"text": text}

@@ -33,6 +33,11 @@ def body_as(model: type[M]) -> Callable[[Request], object]:
                 "the body must be sent with the header Content-Type: application/json",
                 code="unsupported_media_type",
             )
+        if (encoding := request.headers.get("content-encoding", "identity").lower()) != "identity":
+            raise RequestError(
+                f"the body is sent with Content-Encoding: {encoding}; send it uncompressed",
+                code="unsupported_media_type",
+            )
         try:
             data = from_json(await _body(request), allow_inf_nan=False)
         except ValueError as error:

@@ -16,6 +16,8 @@ from strata.serve.errors import describe
 T = TypeVar("T")
 KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
+# No line ends in an event stream, but in Unicode, and so to httpx, with which many clients read lines.
+_LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
 _log = logging.getLogger("strata.serve")
 
 
@@ -25,7 +27,8 @@ class ClientGone(Exception):
 
 def event(data: dict) -> bytes:
     """One whole event; JSON text has no raw line end, so it is one line."""
-    return b"data: " + json.dumps(data, ensure_ascii=False, allow_nan=False).encode() + b"\n\n"
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False).translate(_LINE_ENDS)
+    return b"data: " + text.encode() + b"\n\n"
 
 
 def named_event(name: str, data: dict) -> bytes:
