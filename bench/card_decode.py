@@ -19,6 +19,7 @@ import torch
 
 from strata.card.cache import ExpertCache
 from strata.card.device import Card
+from strata.card.host_experts import HostExperts
 from strata.card.model import CardModel
 from strata.card.weights import CardWeights
 from strata.card.window import Row, Window
@@ -34,12 +35,12 @@ def say(*words):
     print(*words, flush=True)
 
 
-def build(checkpoint, share, lanes=1, context=4096, max_rows=4):
+def build(checkpoint, share, lanes=1, context=4096, max_rows=4, cpu_share=0.0):
     start = time.perf_counter()
     card = Card()
     weights = CardWeights(checkpoint, card)
     model = load_model(weights)
-    weights.load_experts(lambda *_: None)
+    layers = weights.load_experts(lambda *_: None)
     say(f"experts in host memory after {time.perf_counter() - start:.1f} s")
     total = sum(weights.store.record_bytes) * weights.store.addresses.shape[1]
     cache = ExpertCache(card, weights.store, int(share * total), slack=0 if share >= 1 else 32)
@@ -48,7 +49,12 @@ def build(checkpoint, share, lanes=1, context=4096, max_rows=4):
         f"{cache.residency.held.mean():.2f} of the experts in {cache.num_bytes / 1e9:.2f} GB of slots "
         f"after {time.perf_counter() - start:.1f} s"
     )
-    on_card = CardModel(model, weights, cache.table.tensor, lanes, context, max_rows)
+    host = None
+    if cpu_share:
+        used = model.config.expert_used_count
+        take = [round(cpu_share * missed) for missed in range(max_rows * used + 1)]
+        host = HostExperts(card, layers, model.config.embedding_length, max_rows, used, take)
+    on_card = CardModel(model, weights, cache, lanes, context, max_rows, host=host)
     say(f"dense {weights.dense_bytes / 1e9:.2f} GB, in all {torch.cuda.memory_allocated() / 1e9:.2f} GB")
     return on_card, cache
 
@@ -68,8 +74,16 @@ def rows_of(on_card, tokens, first, history, lane=0):
 
 
 def check_tiny():
+    first = None
+    for share, cpu_share in ((0.5, 0.0), (0.0, 0.0), (1.0, 0.0), (0.1, 0.5), (0.5, 1.0), (0.0, 1.0)):
+        logits = logits_of_tiny(share, cpu_share)
+        first = logits if first is None else first
+        say(f"tiny, {share} held, the processor takes {cpu_share}: same bits {np.array_equal(first, logits)}")
+
+
+def logits_of_tiny(share, cpu_share):
     checkpoint = open_checkpoint(EMBEDDED_MODEL)
-    on_card, _ = build(checkpoint, 0.5, lanes=2, context=256)
+    on_card, _ = build(checkpoint, share, lanes=2, context=256, cpu_share=cpu_share)
     reference = load(open_checkpoint(EMBEDDED_MODEL), 8, False, None, lambda *_: None).model
     tokens = [(37 * i) % 7000 + 300 for i in range(24)]
     want = reference.forward(tokens, reference.new_state(), all_logits=True).numpy()
@@ -87,6 +101,9 @@ def check_tiny():
         choices = (results[name].argmax(1) == want.argmax(1)).mean()
         same = np.array_equal(results[name], results["one by one"])
         say(f"tiny, {name}: error {error:.2e}, same choices {choices:.2f}, same bits as one by one {same}")
+    if on_card.host is not None:
+        on_card.host.close()
+    return results["one by one"]
 
 
 def main():
@@ -94,6 +111,7 @@ def main():
     parser.add_argument("--layers", type=int, default=48)
     parser.add_argument("--steps", type=int, default=64)
     parser.add_argument("--share", type=float, default=1.0)
+    parser.add_argument("--cpu-share", type=float, default=0.0)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
@@ -102,7 +120,7 @@ def main():
     geometry = replace(GEOMETRIES["qwen3.8-flash-next"], layers=args.layers)
     geometry = replace(geometry, hyper=replace(geometry.hyper, ngram_rows=100_000))
     checkpoint = SyntheticCheckpoint(geometry, find_mix(geometry, "iq3_xxs"))
-    on_card, _ = build(checkpoint, args.share)
+    on_card, _ = build(checkpoint, args.share, cpu_share=args.cpu_share)
     start = time.perf_counter()
     window = Window(on_card, 1)
     say(f"captured in {time.perf_counter() - start:.1f} s")

@@ -87,6 +87,11 @@ class ExpertCache:
         """Memory of the slots."""
         return self.memory.numel()
 
+    @property
+    def slots(self) -> tuple[int, int]:
+        """First address of the slots, and the first behind them."""
+        return self.memory.data_ptr(), self.memory.data_ptr() + self.num_bytes
+
     def fill(self, order: Iterable[int]) -> None:
         """Give slots to experts in this order, and wait until they are there."""
         moves = self.residency.fill(order)

@@ -7,9 +7,11 @@ from strata.card.products import Activations
 from strata.card.rows import Rows
 from strata.layers.feed_forward import FeedForward
 from strata.layers.moe import Experts
+from strata.ops.triton.doorbell import JobPlace, publish_rows, ring, wait
 from strata.ops.triton.experts import ExpertBuffers, combine_experts, compute_experts
 from strata.ops.triton.feed_forward import add_shared, swiglu
 from strata.ops.triton.float_matmul import float_matmul, workspace_size
+from strata.ops.triton.place import HostShare, place_misses
 from strata.ops.triton.router import route
 
 
@@ -26,7 +28,7 @@ class CardFeedForward:
 
 
 class CardExperts:
-    """`layers.moe.Experts`, each read where the table of addresses says.
+    """`layers.moe.Experts`, each read where the table of addresses says, or computed by the processor.
 
     Args:
         layer: router, experts and the shared one.
@@ -39,11 +41,14 @@ class CardExperts:
     def __init__(
         self, layer: Experts, memory: Memory, addresses: torch.Tensor, counts: torch.Tensor, max_rows: int
     ):
+        self._key = layer.experts
         self._used, self._normalize = layer.expert_used_count, layer.normalize
         self._addresses, self._counts = addresses, counts
-        self._workspace = memory.workspace
+        self._workspace, self._host, self._slots = memory.workspace, memory.host, memory.slots
         self._shape = memory.weights.expert_shape(layer.experts)
-        self._buffers = ExpertBuffers.allocate(self._shape, max_rows * self._used, memory.device)
+        entries = max_rows * self._used
+        self._buffers = ExpertBuffers.allocate(self._shape, entries, memory.device)
+        self._share = HostShare.allocate(entries, memory.device)
         gates = [layer.ffn_gate_inp]
         self._shared = None
         if layer.shared is not None:
@@ -51,16 +56,29 @@ class CardExperts:
             self._shared = CardFeedForward(layer.shared.feed_forward, memory)
         self._router = memory.weights.stack_floats(gates)
         self._workspace.reserve(*workspace_size(*self._router.shape))
-        self._here = torch.full((max_rows, self._used), -1, dtype=torch.int32, device=memory.device)
         self._nothing = torch.zeros(1, self._shape.width, device=memory.device)
 
     def __call__(self, x: Activations, rows: Rows) -> torch.Tensor:
         """Activations of a block's input -> float32 `[rows, width]`."""
         logits = float_matmul(x.x, self._router, self._workspace)
         ids, shares, shared_share = route(logits, self._used, self._normalize, rows.lane, self._counts)
-        here = self._here[: len(rows)]
-        y = compute_experts(self._shape, self._addresses, *x.quantized, ids, here, self._buffers)
-        out = combine_experts(ids, here, shares, y, self._nothing)
-        if self._shared is None or shared_share is None:
-            return out
-        return add_shared(out, self._shared(x, rows), shared_share)
+        place = self._ring(x, ids, shares)
+        host_entry = self._share.host_entry[: ids.numel()].view(ids.shape)
+        y = compute_experts(self._shape, self._addresses, *x.quantized, ids, host_entry, self._buffers)
+        shared = None if self._shared is None else self._shared(x, rows)
+        host_y = self._nothing
+        if place is not None:
+            wait(place, self._share.num_entries, self._host.error)
+            host_y = place.out
+        out = combine_experts(ids, host_entry, shares, y, host_y)
+        return out if shared is None else add_shared(out, shared, shared_share)
+
+    def _ring(self, x: Activations, ids: torch.Tensor, shares: torch.Tensor) -> JobPlace | None:
+        """Hand the processor its share of the missed experts."""
+        if self._host is None:
+            return None
+        place, share = self._host.places[self._key % len(self._host.places)], self._share
+        publish_rows(place, x.x)
+        place_misses(ids, shares, self._addresses, self._slots, self._host.take, share)
+        ring(place, self._key, len(ids), share.num_entries, share.experts, share.rows, share.weights)
+        return place

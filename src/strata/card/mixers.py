@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
+from strata.card.host_experts import HostExperts
 from strata.card.products import Activations, Product, empty_quantized
 from strata.card.rows import Rows
 from strata.card.weights import CardWeights
@@ -33,6 +34,8 @@ class Memory:
         page_table: int32 `[lanes, pages of a lane]`.
         pages: of each layer.
         kv_type: float16 or int8, of keys and values.
+        slots: first address of the card's experts, and the first behind them.
+        host: who computes the share of the missed experts that is the processor's; None: nobody.
     """
 
     weights: CardWeights
@@ -41,6 +44,8 @@ class Memory:
     page_table: torch.Tensor
     pages: int
     kv_type: torch.dtype
+    slots: tuple[int, int]
+    host: HostExperts | None
 
     @property
     def device(self) -> torch.device:

@@ -5,7 +5,9 @@ from dataclasses import dataclass
 
 import torch
 
+from strata.card.cache import ExpertCache
 from strata.card.feed_forward import CardExperts, CardFeedForward
+from strata.card.host_experts import HostExperts
 from strata.card.mixers import PAGE, CardDeltaNet, CardGatedAttention, Memory
 from strata.card.ngram import CardNgramMemory
 from strata.card.products import Activations, empty_quantized
@@ -41,11 +43,12 @@ class CardModel:
     Args:
         model: built on `weights`; its layers are read, not called.
         weights: whose experts are loaded.
-        addresses: int64 `[layers with experts, experts]` on the card.
+        cache: the experts that the card holds, and the addresses of all.
         lanes: sequences that are kept at the same time.
         context: most tokens of a sequence.
         max_rows: of a step.
         kv_type: float16 or int8, of keys and values.
+        host: who computes the share of the missed experts that is the processor's; None: nobody.
 
     Raises:
         UnsupportedModelError: an architecture that does not run on a card yet.
@@ -55,21 +58,25 @@ class CardModel:
         self,
         model: Qwen4Exp,
         weights: CardWeights,
-        addresses: torch.Tensor,
+        cache: ExpertCache,
         lanes: int,
         context: int,
         max_rows: int,
         kv_type: torch.dtype = torch.float16,
+        host: HostExperts | None = None,
     ):
         if not isinstance(model, Qwen4Exp):
             raise UnsupportedModelError(f"{model.config.architecture} does not run on a card yet")
-        self.model, self.weights, self.addresses = model, weights, addresses
+        self.model, self.weights, self.host = model, weights, host
+        self.addresses = cache.table.tensor
         self.lanes, self.context, self.max_rows = lanes, context, max_rows
         device = weights.card.device
         pages = -(-context // PAGE)
         table = torch.arange(lanes * pages, dtype=torch.int32, device=device).view(lanes, pages)
-        self.memory = Memory(weights, Workspace(device, 1, 1), lanes, table, lanes * pages, kv_type)
-        self.counts = torch.zeros(addresses.shape, dtype=torch.int32, device=device)
+        self.memory = Memory(
+            weights, Workspace(device, 1, 1), lanes, table, lanes * pages, kv_type, cache.slots, host
+        )
+        self.counts = torch.zeros(self.addresses.shape, dtype=torch.int32, device=device)
         self._inv_freq = model.rotary.inv_freq.to(device)
         self._block_size = next(
             (b.mixer.block_size for b in model.blk if not isinstance(b.mixer, DeltaNet)), 0

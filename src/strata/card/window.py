@@ -7,6 +7,7 @@ from functools import partial
 import numpy as np
 import torch
 
+from strata.card.host_experts import HostExperts
 from strata.card.model import CardModel, Inputs
 
 
@@ -44,7 +45,8 @@ class Window:
         self._host = _Inputs.new(model, size, card.pinned)
         self._card = _Inputs.new(model, size, partial(torch.zeros, device=card.device))
         self.logits = card.pinned(size, config.vocab_size, dtype=torch.float32)
-        self._done = None
+        self._error = card.pinned(1, dtype=torch.int32)
+        self._done: torch.cuda.Event
         self._graph = torch.cuda.CUDAGraph()
         self._host.lane.fill_(-1)
         side = torch.cuda.Stream(card.device)  # a capture must not be a kernel's first run
@@ -75,8 +77,13 @@ class Window:
         self._done = torch.cuda.current_stream(self._model.weights.card.device).record_event()
 
     def wait(self) -> np.ndarray:
-        """Logits float32 `[size, vocab]` of the step that was queued last."""
+        """Logits float32 `[size, vocab]` of the step that was queued last.
+
+        Raises:
+            CardError: the processor did not do its share.
+        """
         self._done.synchronize()
+        HostExperts.check(int(self._error))
         return self.logits.numpy()
 
     def _step(self) -> None:
@@ -85,6 +92,8 @@ class Window:
         rows = self._model.rows(card.lane, card.position, card.accepted, commit=False)
         logits = self._model.step(Inputs(card.embedding, card.ngrams), rows)
         self.logits.copy_(logits, non_blocking=True)
+        if self._model.host is not None:
+            self._error.copy_(self._model.host.error, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
