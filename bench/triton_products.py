@@ -105,7 +105,7 @@ class ExpertCase:
         ids = [i.int().cuda() for i in ids]
         host = torch.full((self.rows, self.slots), -1, dtype=torch.int32, device="cuda")
         weights = torch.full((self.rows, self.slots), 0.1, device="cuda")
-        buffers = ExpertBuffers.allocate(shape, entries, torch.device("cuda"))
+        buffers = ExpertBuffers.allocate(shape, self.rows, self.slots, torch.device("cuda"))
         codes, scales = quantize_activations(torch.randn(self.rows, shape.width, device="cuda"))
         host_y, out = (
             torch.zeros(1, shape.width, device="cuda"),
@@ -225,7 +225,7 @@ def warm(index: int) -> None:
     addresses = torch.full((1,), record.data_ptr(), device=device)
     ids = torch.zeros(rows, case.slots, dtype=torch.int32, device=device)
     host, weights = torch.full_like(ids, -1), torch.ones(rows, case.slots, device=device)
-    buffers = ExpertBuffers.allocate(shape, rows * case.slots, device)
+    buffers = ExpertBuffers.allocate(shape, rows, case.slots, device)
     quantized = quantize_activations(torch.randn(rows, shape.width, device=device))
     if case.prompt:
         compute_prompt_experts(shape, addresses, *quantized, ids, host)
@@ -261,10 +261,8 @@ def main() -> None:
     for i in chosen:
         results.append(CASES[i].run(copy, link))
         r = results[-1]
-        print(
-            f"{r['name']:58} {r['us']:8.1f} us {r['GB/s']:7.0f} GB/s {r['of_copy']:5.2f} of copy {r['TOP/s']:6.1f} TOP/s",
-            flush=True,
-        )
+        speeds = f"{r['GB/s']:7.0f} GB/s {r['of_copy']:5.2f} of copy {r['TOP/s']:6.1f} TOP/s"
+        print(f"{r['name']:58} {r['us']:8.1f} us {speeds}", flush=True)
     if arguments.json:
         report = {"device": torch.cuda.get_device_name(), "copy": copy, "link": link}
         Path(arguments.json).write_text(json.dumps(report | {"checks": lines, "results": results}, indent=1))

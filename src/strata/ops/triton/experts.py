@@ -12,14 +12,23 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.activation import swiglu
-from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, plane_bytes, tile_bytes
+from strata.ops.triton.expert_groups import Groups, group_entries
+from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, plane_bytes, tile_bytes
 from strata.ops.triton.quantize import quantize_blocks
 from strata.ops.triton.quantized_matmul import codebook
-from strata.ops.triton.tile_product import one_warp, rows_of_tile, tile_product
+from strata.ops.triton.tile_product import (
+    num_parts,
+    num_terms,
+    one_warp,
+    ordered_sum,
+    rows_of_tile,
+    spans_of_part,
+    store_terms,
+    tile_product,
+)
 
 _ROWS = tl.constexpr(TILE_ROWS)
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
-_COMPARED = tl.constexpr(32)  # entries that all others are compared with at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,81 +56,14 @@ class ExpertShape:
         return self.up_at + plane_bytes(self.up, self.ff, self.width)
 
     @property
+    def terms(self) -> int:
+        """The most terms that a product of gate or up has."""
+        return max(num_terms(self.gate, self.width), num_terms(self.up, self.width))
+
+    @property
     def record_bytes(self) -> int:
         """Bytes of a record, a multiple of 64."""
         return self.down_at + plane_bytes(self.down, self.width, self.ff)
-
-
-@dataclass(frozen=True, slots=True)
-class Groups:
-    """Entries (row * slots + slot) of a window, sorted by expert. Tensors are int32 `[rows * slots]`.
-
-    Args:
-        order: entries; those of an expert are neighbours, in ascending order.
-        expert: of each group, in order of its first entry.
-        start: place in `order` of a group's first entry.
-        count: entries of a group; 0 behind the last group.
-    """
-
-    order: torch.Tensor
-    expert: torch.Tensor
-    start: torch.Tensor
-    count: torch.Tensor
-
-
-@triton.jit
-def _group_kernel(ids, host_entry, order, expert, start, count, num_entries, E: tl.constexpr):
-    e = tl.arange(0, E)
-    mine = e < num_entries
-    key = tl.load(ids + e, mask=mine, other=-1).to(tl.int32)
-    key = tl.where(tl.load(host_entry + e, mask=mine, other=0) < 0, key, -1)
-    first = tl.full((E,), E, tl.int32)  # entry of the same expert that comes first
-    for begin in range(0, E, _COMPARED):
-        other = begin + tl.arange(0, _COMPARED)
-        theirs = tl.load(ids + other, mask=other < num_entries, other=-1).to(tl.int32)
-        theirs = tl.where(tl.load(host_entry + other, mask=other < num_entries, other=0) < 0, theirs, -1)
-        same = (key[:, None] == theirs[None, :]) & (key[:, None] >= 0)
-        first = tl.minimum(first, tl.min(tl.where(same, other[None, :], E), axis=1))
-    place = tl.zeros((E,), tl.int32)
-    group = tl.zeros((E,), tl.int32)
-    members = tl.zeros((E,), tl.int32)
-    groups = 0
-    for begin in range(0, E, _COMPARED):
-        other = begin + tl.arange(0, _COMPARED)
-        theirs = tl.load(ids + other, mask=other < num_entries, other=-1).to(tl.int32)
-        theirs = tl.where(tl.load(host_entry + other, mask=other < num_entries, other=0) < 0, theirs, -1)
-        same = (key[:, None] == theirs[None, :]) & (key[:, None] >= 0)
-        their_first = tl.min(tl.where(same, e[:, None], E), axis=0)
-        before = their_first[None, :] < first[:, None]
-        leads = their_first == other
-        place += tl.sum((before | (same & (other[None, :] < e[:, None]))).to(tl.int32), axis=1)
-        group += tl.sum((before & leads[None, :]).to(tl.int32), axis=1)
-        members += tl.sum(same.to(tl.int32), axis=1)
-        groups += tl.sum(leads.to(tl.int32), axis=0)
-    tl.store(order + place, e, mask=key >= 0)
-    leader = first == e
-    tl.store(expert + group, key, mask=leader)
-    tl.store(start + group, place, mask=leader)
-    tl.store(count + group, members, mask=leader)
-    tl.store(count + e, tl.zeros((E,), tl.int32), mask=mine & (e >= groups))
-
-
-def group_entries(ids: torch.Tensor, host_entry: torch.Tensor, out: Groups | None = None) -> Groups:
-    """Sort the entries that this card computes by their expert.
-
-    Args:
-        ids: int32 or int64 `[rows, slots]`; an unused row has -1.
-        host_entry: int32 `[rows, slots]`; negative where this card computes the entry.
-    """
-    num_entries = ids.numel()
-    if out is None:
-        out = Groups(*torch.empty(4, num_entries, dtype=torch.int32, device=ids.device))
-    padded = max(_COMPARED.value, triton.next_power_of_2(num_entries))
-    _group_kernel[(1,)](
-        ids, host_entry, out.order, out.expert, out.start, out.count, num_entries,
-        E=padded, num_warps=4 if padded == _COMPARED.value else 8, enable_fp_fusion=False,
-    )  # fmt: skip
-    return out
 
 
 @triton.jit
@@ -173,10 +115,27 @@ def _all_entries(
 
 
 @triton.jit
+def _gate_or_up(
+    y, n, address, grid, codes, scales, order, begin, count,
+    FF: tl.constexpr, TERMS: tl.constexpr, SLOTS: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr,
+    MANY: tl.constexpr,
+):  # fmt: skip
+    """A tile of gate or up: the products with a group's entries, or a part's terms for the only one."""
+    if MANY == 1:
+        part = tl.program_id(2)
+        if part * spans_of_part(FORMAT, K) < K // fact(FORMAT, "span"):
+            at = begin.to(tl.int64) * (TERMS * 2 * FF) + n
+            row = begin // SLOTS + tl.arange(0, 1)
+            store_terms(y, at, 2 * FF, address, grid, codes, scales, row, part, FORMAT, K)
+    else:
+        _all_entries(y, 2 * FF, n, address, grid, codes, scales, order, begin, count, SLOTS, FORMAT, K, MANY)
+
+
+@triton.jit
 def _gate_up_kernel(
     addresses, gate_grid, up_grid, codes, scales, ids, host_entry, order, expert, start, count, y,
     GATE: tl.constexpr, UP: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr, UP_AT: tl.constexpr,
-    SLOTS: tl.constexpr, MANY: tl.constexpr,
+    TERMS: tl.constexpr, SLOTS: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (FF + _ROWS - 1) // _ROWS
     who, begin, members = _group_of((ids, host_entry, order, expert, start, count), tl.program_id(1), MANY)
@@ -185,30 +144,33 @@ def _gate_up_kernel(
         is_up = tl.program_id(0) >= TILES
         tile = (tl.program_id(0) % TILES).to(tl.int64)
         n = tile * _ROWS + rows_of_tile(3) + tl.where(is_up, FF, 0)
-        if GATE == UP:
-            at = address + tl.where(is_up, UP_AT, 0) + tile * tile_bytes(GATE, WIDTH)
-            _all_entries(
-                y, 2 * FF, n, at, gate_grid, codes, scales, order, begin, members, SLOTS, GATE, WIDTH, MANY
-            )
-        elif is_up:
+        if is_up & (GATE != UP):
             at = address + UP_AT + tile * tile_bytes(UP, WIDTH)
-            _all_entries(
-                y, 2 * FF, n, at, up_grid, codes, scales, order, begin, members, SLOTS, UP, WIDTH, MANY
+            _gate_or_up(
+                y, n, at, up_grid, codes, scales, order, begin, members, FF, TERMS, SLOTS, UP, WIDTH, MANY
             )
         else:
-            at = address + tile * tile_bytes(GATE, WIDTH)
-            _all_entries(
-                y, 2 * FF, n, at, gate_grid, codes, scales, order, begin, members, SLOTS, GATE, WIDTH, MANY
+            at = address + tl.where(is_up, UP_AT, 0) + tile * tile_bytes(GATE, WIDTH)
+            _gate_or_up(
+                y, n, at, gate_grid, codes, scales, order, begin, members, FF, TERMS, SLOTS, GATE, WIDTH, MANY
             )
 
 
 @triton.jit
-def _swiglu_kernel(ids, host_entry, y, codes, scales, FF: tl.constexpr):
+def _swiglu_kernel(
+    ids, host_entry, y, codes, scales,
+    FF: tl.constexpr, TERMS: tl.constexpr, GATE_TERMS: tl.constexpr, UP_TERMS: tl.constexpr,
+):  # fmt: skip
     entry, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if (tl.load(host_entry + entry) < 0) & (tl.load(ids + entry) >= 0):
         k = block * _BLOCK + tl.arange(0, _BLOCK)
-        gate = tl.load(y + entry * (2 * FF) + k, mask=k < FF, other=0.0)
-        up = tl.load(y + entry * (2 * FF) + FF + k, mask=k < FF, other=0.0)
+        at = entry * (TERMS * 2 * FF) + k
+        if TERMS == 1:
+            gate = tl.load(y + at, mask=k < FF, other=0.0)
+            up = tl.load(y + at + FF, mask=k < FF, other=0.0)
+        else:
+            gate = ordered_sum(y, at, 2 * FF, k < FF, GATE_TERMS)
+            up = ordered_sum(y, at + FF, 2 * FF, k < FF, UP_TERMS)
         code, scale = quantize_blocks(swiglu(gate, up))
         tl.store(codes + entry * FF + k, code, mask=k < FF)
         where = entry * ((FF + _BLOCK - 1) // _BLOCK) + block + tl.arange(0, 1)
@@ -256,7 +218,7 @@ class ExpertBuffers:
 
     Args:
         groups: see there.
-        hidden: float32 `[entries, 2 * ff]`: gate's products, then up's.
+        hidden: float32 `[entries, terms, 2 * ff]`: gate's products, then up's; of a single row their terms.
         codes, scales: int8 `[entries, ff]` and float32 `[entries, ceil(ff / 128)]`: activations of down.
         y: float32 `[entries, width]`: each entry's expert, not weighed.
     """
@@ -268,21 +230,24 @@ class ExpertBuffers:
     y: torch.Tensor
 
     @classmethod
-    def allocate(cls, shape: ExpertShape, entries: int, device: torch.device) -> "ExpertBuffers":
-        """Buffers for windows of `entries`."""
+    def allocate(cls, shape: ExpertShape, rows: int, slots: int, device: torch.device) -> "ExpertBuffers":
+        """Buffers for windows of `rows` with `slots` experts each."""
+        entries, blocks = rows * slots, -(-shape.ff // ACTIVATION_BLOCK)
 
         def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.empty(size, dtype=dtype, device=device)
 
-        groups = Groups(*(empty(entries, dtype=torch.int32) for _ in range(4)))
-        blocks = -(-shape.ff // ACTIVATION_BLOCK)
-        codes = empty(entries, shape.ff, dtype=torch.int8)
         return cls(
-            groups, empty(entries, 2 * shape.ff), codes, empty(entries, blocks), empty(entries, shape.width)
+            groups=Groups(*(empty(entries, dtype=torch.int32) for _ in range(4))),
+            hidden=empty(entries, shape.terms if rows == 1 else 1, 2 * shape.ff),
+            codes=empty(entries, shape.ff, dtype=torch.int8),
+            scales=empty(entries, blocks),
+            y=empty(entries, shape.width),
         )
 
 
 def quantize_hidden(
+    shape: ExpertShape,
     ids: torch.Tensor,
     host_entry: torch.Tensor,
     hidden: torch.Tensor,
@@ -293,13 +258,15 @@ def quantize_hidden(
 
     Args:
         ids, host_entry: of `compute_experts`.
-        hidden: float32 `[entries, 2 * ff]`: gate's products, then up's.
+        hidden: float32 `[entries, terms, 2 * ff]`: gate's products, then up's, or their terms.
         codes, scales: int8 `[entries, ff]` and float32 `[entries, ceil(ff / 128)]`, written.
     """
-    entries, ff = codes.shape
-    _swiglu_kernel[(entries, triton.cdiv(ff, ACTIVATION_BLOCK))](
-        ids, host_entry, hidden, codes, scales, FF=ff, num_warps=1, enable_fp_fusion=False
-    )
+    entries, terms, _ = hidden.shape
+    _swiglu_kernel[(entries, triton.cdiv(shape.ff, ACTIVATION_BLOCK))](
+        ids, host_entry, hidden, codes, scales, FF=shape.ff, TERMS=terms,
+        GATE_TERMS=num_terms(shape.gate, shape.width), UP_TERMS=num_terms(shape.up, shape.width),
+        num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def compute_experts(
@@ -323,22 +290,23 @@ def compute_experts(
         float32 `[rows * slots, width]`, which is `buffers.y`; other entries hold anything.
     """
     rows, slots = ids.shape
-    entries, many = rows * slots, min(4, triton.next_power_of_2(rows))
+    entries, many = rows * slots, min(2, rows)
     device, groups = codes.device, buffers.groups
     if many > 1:
         group_entries(ids, host_entry, groups)
     lists = (ids, host_entry, groups.order, groups.expert, groups.start, groups.count)
     grids = [codebook(format, device) for format in (shape.gate, shape.up, shape.down)]
     ff_tiles = triton.cdiv(shape.ff, TILE_ROWS)
-    _gate_up_kernel[(2 * ff_tiles, entries)](
+    parts = max(num_parts(format, shape.width) for format in (shape.gate, shape.up)) if rows == 1 else 1
+    _gate_up_kernel[(2 * ff_tiles, entries, parts)](
         addresses, grids[0], grids[1], codes.view(torch.int32), scales, *lists, buffers.hidden,
         GATE=shape.gate, UP=shape.up, WIDTH=shape.width, FF=shape.ff, UP_AT=shape.up_at,
-        SLOTS=slots, MANY=many, **one_warp(many),
+        TERMS=shape.terms, SLOTS=slots, MANY=many, **one_warp(),
     )  # fmt: skip
-    quantize_hidden(ids, host_entry, buffers.hidden, buffers.codes, buffers.scales)
+    quantize_hidden(shape, ids, host_entry, buffers.hidden, buffers.codes, buffers.scales)
     _down_kernel[(triton.cdiv(shape.width, TILE_ROWS), entries)](
         addresses, grids[2], buffers.codes.view(torch.int32), buffers.scales, *lists, buffers.y,
-        DOWN=shape.down, WIDTH=shape.width, FF=shape.ff, DOWN_AT=shape.down_at, MANY=many, **one_warp(many),
+        DOWN=shape.down, WIDTH=shape.width, FF=shape.ff, DOWN_AT=shape.down_at, MANY=many, **one_warp(),
     )  # fmt: skip
     return buffers.y
 

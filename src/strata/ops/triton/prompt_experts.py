@@ -54,7 +54,7 @@ def compute_prompt_experts(
         )
     hidden_codes = torch.empty(entries, shape.ff, dtype=torch.int8, device=device)
     hidden_scales = torch.empty(entries, -(-shape.ff // ACTIVATION_BLOCK), dtype=torch.float32, device=device)
-    quantize_hidden(ids, host_entry, hidden, hidden_codes, hidden_scales)
+    quantize_hidden(shape, ids, host_entry, hidden[:, None], hidden_codes, hidden_scales)
     y = torch.empty(entries, shape.width, dtype=torch.float32, device=device)
     grouped_matmul(
         shape.down, shape.width, shape.ff, addresses, shape.down_at, grids[2], sorted_rows, 1,

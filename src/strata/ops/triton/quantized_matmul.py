@@ -11,10 +11,19 @@ from strata.formats.quants.planes import QUANT_PLANES
 from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot, rows_in_order
 from strata.ops.triton.planes import TILE_ROWS, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
-from strata.ops.triton.tile_product import one_warp, rows_of_tile, tile_product
+from strata.ops.triton.tile_product import (
+    num_parts,
+    num_terms,
+    one_warp,
+    ordered_sum,
+    rows_of_tile,
+    store_terms,
+    tile_product,
+)
 
 _ROWS = tl.constexpr(TILE_ROWS)
 FEW_ROWS = 16  # of a window
+_ENOUGH_WARPS = 1024  # some for each scheduler of a large card
 
 
 @cache
@@ -57,13 +66,58 @@ def _matmul_kernel(
     planes, grid, codes, scales, out, num_rows, num_out,
     FORMAT: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
-    tile = tl.program_id(0)
-    rows = tl.program_id(1) * R + tl.arange(0, R)
+    # Programs of a tile are neighbours, so that its weights are in a cache for all but one.
+    rows = tl.program_id(0) * R + tl.arange(0, R)
+    tile = tl.program_id(1)
     address = planes.to(tl.int64) + tile.to(tl.int64) * tile_bytes(FORMAT, K)
     y = tile_product(address, grid, codes, scales, tl.minimum(rows, num_rows - 1), FORMAT, K)
     n = tile * _ROWS + rows_of_tile(3)
     row = rows[:, None, None]
     tl.store(out + row.to(tl.int64) * num_out + n, y, mask=(row < num_rows) & (n < num_out))
+
+
+@triton.jit
+def _terms_kernel(planes, grid, codes, scales, terms, padded, FORMAT: tl.constexpr, K: tl.constexpr):
+    row, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    address = planes.to(tl.int64) + tile.to(tl.int64) * tile_bytes(FORMAT, K)
+    at = row.to(tl.int64) * (num_terms(FORMAT, K) * padded) + tile * _ROWS + rows_of_tile(3)
+    store_terms(terms, at, padded, address, grid, codes, scales, row + tl.arange(0, 1), part, FORMAT, K)
+
+
+@triton.jit
+def _sum_kernel(terms, out, padded, num_out, TERMS: tl.constexpr, BLOCK: tl.constexpr):
+    row = tl.program_id(1).to(tl.int64)
+    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    y = ordered_sum(terms, row * (TERMS * padded) + n, padded, n < num_out, TERMS)
+    tl.store(out + row * num_out + n, y, mask=n < num_out)
+
+
+def multiply_shared_tiles(
+    matrix: PlaneMatrix, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor
+) -> None:
+    """The product with several warps to a tile: for matrices whose tiles are too few to keep a card busy."""
+    num_rows, tiles = codes.shape[0], triton.cdiv(matrix.num_out, TILE_ROWS)
+    count, padded = num_terms(matrix.format, matrix.num_in), tiles * TILE_ROWS
+    terms = torch.empty(num_rows, count, padded, dtype=torch.float32, device=codes.device)
+    _terms_kernel[(num_rows, tiles, num_parts(matrix.format, matrix.num_in))](
+        matrix.planes, matrix.grid, codes.view(torch.int32), scales, terms, padded,
+        FORMAT=matrix.format, K=matrix.num_in, **one_warp(),
+    )  # fmt: skip
+    _sum_kernel[(triton.cdiv(matrix.num_out, 128), num_rows)](
+        terms, out, padded, matrix.num_out, TERMS=count, BLOCK=128, num_warps=1, enable_fp_fusion=False
+    )
+
+
+def multiply_own_tiles(
+    matrix: PlaneMatrix, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor
+) -> None:
+    """The product with a warp to a tile."""
+    num_rows = codes.shape[0]
+    some = min(2, num_rows)
+    _matmul_kernel[(triton.cdiv(num_rows, some), triton.cdiv(matrix.num_out, TILE_ROWS))](
+        matrix.planes, matrix.grid, codes.view(torch.int32), scales, out, num_rows, matrix.num_out,
+        FORMAT=matrix.format, K=matrix.num_in, R=some, **one_warp(),
+    )  # fmt: skip
 
 
 def quantized_matmul(
@@ -90,12 +144,9 @@ def quantized_matmul(
             rows_in_order(num_rows, device), 1, codes, scales, out,
         )  # fmt: skip
         return out
-    some = min(4, triton.next_power_of_2(num_rows))
-    launch = (triton.cdiv(matrix.num_out, TILE_ROWS), triton.cdiv(num_rows, some))
-    _matmul_kernel[launch](
-        matrix.planes, matrix.grid, codes.view(torch.int32), scales, out, num_rows, matrix.num_out,
-        FORMAT=matrix.format, K=matrix.num_in, R=some, **one_warp(some),
-    )  # fmt: skip
+    warps = num_rows * triton.cdiv(matrix.num_out, TILE_ROWS)
+    share = warps < _ENOUGH_WARPS and num_parts(matrix.format, matrix.num_in) > 2
+    (multiply_shared_tiles if share else multiply_own_tiles)(matrix, codes, scales, out)
     return out
 
 

@@ -29,8 +29,8 @@ from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
 
 
-def one_warp(rows: int) -> dict[str, object]:
-    """Options of a kernel that multiplies tiles with `rows` rows at once.
+def one_warp() -> dict[str, object]:
+    """Options of a kernel that multiplies tiles, a warp each.
 
     NVIDIA's assembler would move loads behind arithmetic, to fit as many warps as a multiprocessor takes, and
     then wait for each of them: a limit on registers that is never met keeps loads together.
@@ -38,7 +38,7 @@ def one_warp(rows: int) -> dict[str, object]:
     options = {"num_warps": 1, "enable_fp_fusion": False}
     if INTERPRETED or triton.runtime.driver.active.get_current_target().backend != "cuda":
         return options
-    return options | {"maxnreg": 168 if rows == 1 else 255}
+    return options | {"maxnreg": 168}
 
 
 @triton.constexpr_function
@@ -46,7 +46,7 @@ def spans_at_once(format: str, num_in: int, rows: int) -> int:
     """Spans of a tile that are loaded together: about 4 KiB in flight, less where registers would spill."""
     f = QUANT_PLANES[format]
     span_bytes = f.span * (f.low + f.high) * TILE_ROWS // 8
-    budget, most = (5120, 4 if f.index_weights else 16) if rows < 4 else (2560, 2 if f.index_weights else 8)
+    budget, most = (5120, 4 if f.index_weights else 16) if rows == 1 else (2560, 2 if f.index_weights else 8)
     count = 1
     while count * 2 <= most and count * 2 * span_bytes <= budget and count * 2 <= num_in // f.span:
         count *= 2
@@ -134,33 +134,117 @@ def _grid_lanes(tile, grid, codes, row_at, first, FORMAT: tl.constexpr, K: tl.co
 
 
 @triton.jit
-def _add_spans(
-    total, tile, grid, codes, scales, row_at, scale_at, first,
-    FORMAT: tl.constexpr, K: tl.constexpr, SPANS: tl.constexpr,
-):  # fmt: skip
-    """`total` `[R, 4, 4]` plus the terms of `SPANS` spans of a tile from `first` on, in order."""
-    SPAN: tl.constexpr = fact(FORMAT, "span")
-    MINIMUM: tl.constexpr = fact(FORMAT, "minimum")
+def _span_integers(
+    tile, grid, codes, row_at, first, FORMAT: tl.constexpr, K: tl.constexpr, SPANS: tl.constexpr
+):
+    """Integer sums of `SPANS` spans of a tile from `first` on, int32 `[R, SPANS, 4, 4]`, and of minima."""
     if fact(FORMAT, "values") == "grid":
         lanes = _grid_lanes(tile, grid, codes, row_at, first, FORMAT, K, SPANS)
         sums = lanes
     else:
         lanes, sums = _plain_lanes(tile, codes, row_at, first, FORMAT, K, SPANS)
-    integers = tl.sum(lanes, axis=2)  # [R, SPANS, 4, 4]
-    if MINIMUM != "none":
-        sums = tl.sum(sums, axis=2)  # [R, SPANS, 4, 4 or 1]
+    integers = tl.sum(lanes, axis=2)
+    if fact(FORMAT, "minimum") != "none":
+        sums = tl.sum(sums, axis=2)
+    return integers, sums
+
+
+@triton.jit
+def _span_term(
+    tile, integers, scales, scale_at, first, i,
+    FORMAT: tl.constexpr, K: tl.constexpr, SPANS: tl.constexpr, PLANE: tl.constexpr,
+):  # fmt: skip
+    """What span `first + i` adds to a product, or with `PLANE` minimum, its minima: float32 `[R, 4, 4]`."""
     s = tl.arange(0, SPANS)[None, :, None, None]
-    row = rows_of_tile(2)
+    part = tl.sum(tl.where(s == i, integers, 0), axis=1).to(tl.float32)
+    x_scale = tl.load(scales + scale_at + (first + i) * fact(FORMAT, "span") // _BLOCK)[:, None, None]
+    w_scale = float_scales(tile, first + i, rows_of_tile(2), FORMAT, K, PLANE)[None, :, :]
+    term = part * w_scale * x_scale
+    return -term if PLANE == "minimum" and fact(FORMAT, "minimum") == "sub" else term
+
+
+@triton.jit
+def _add_spans(
+    total, tile, grid, codes, scales, row_at, scale_at, first,
+    FORMAT: tl.constexpr, K: tl.constexpr, SPANS: tl.constexpr,
+):  # fmt: skip
+    """`total` `[R, 4, 4]` plus the terms of `SPANS` spans of a tile from `first` on, in order."""
+    integers, sums = _span_integers(tile, grid, codes, row_at, first, FORMAT, K, SPANS)
     for i in tl.static_range(SPANS):
-        x_scale = tl.load(scales + scale_at + (first + i) * SPAN // _BLOCK)[:, None, None]
-        part = tl.sum(tl.where(s == i, integers, 0), axis=1)
-        w_scale = float_scales(tile, first + i, row, FORMAT, K, "scale")[None, :, :]
-        total = total + part.to(tl.float32) * w_scale * x_scale
-        if MINIMUM != "none":
-            part = tl.sum(tl.where(s == i, sums, 0), axis=1)
-            least = float_scales(tile, first + i, row, FORMAT, K, "minimum")[None, :, :]
-            term = part.to(tl.float32) * least * x_scale
-            total = total - term if MINIMUM == "sub" else total + term
+        total += _span_term(tile, integers, scales, scale_at, first, i, FORMAT, K, SPANS, "scale")
+        if fact(FORMAT, "minimum") != "none":
+            total += _span_term(tile, sums, scales, scale_at, first, i, FORMAT, K, SPANS, "minimum")
+    return total
+
+
+@triton.constexpr_function
+def num_terms(format: str, num_in: int) -> int:
+    """Terms of a product: one for each span, and one for its minima."""
+    f = QUANT_PLANES[format]
+    return num_in // f.span * (1 if f.minimum == "none" else 2)
+
+
+@triton.constexpr_function
+def spans_of_part(format: str, num_in: int) -> int:
+    """Spans of a part where a tile is shared by several warps: a power of two that divides their number."""
+    count = 1
+    spans = num_in // QUANT_PLANES[format].span
+    while count * 2 <= spans_at_once(format, num_in, 1) and spans % (count * 2) == 0:
+        count *= 2
+    return count
+
+
+def num_parts(format: str, num_in: int) -> int:
+    """Warps that share a tile."""
+    return num_in // QUANT_PLANES[format].span // spans_of_part(format, num_in)
+
+
+@triton.jit
+def store_terms(
+    terms, terms_at, stride, address, grid, codes, scales, rows, part, FORMAT: tl.constexpr, K: tl.constexpr
+):
+    """Store the terms of a part of a tile's product, for whoever adds them up: `ordered_sum`.
+
+    Args:
+        terms: float32; `terms_at` `[R, 4, 4]` is where the first of all terms of the outputs lies, `stride`
+            the way from one to the next.
+        part: which one, below `num_parts`.
+        address, grid, codes, scales, rows: of `tile_product`.
+    """
+    tile = tl.multiple_of(address.to(tl.pointer_type(tl.uint8)), 64)
+    SPANS: tl.constexpr = spans_of_part(FORMAT, K)
+    KINDS: tl.constexpr = 1 if fact(FORMAT, "minimum") == "none" else 2
+    row_at = rows.to(tl.int64) * (K // 4)
+    scale_at = rows.to(tl.int64) * ((K + _BLOCK - 1) // _BLOCK)
+    first = part * SPANS
+    integers, sums = _span_integers(tile, grid, codes, row_at, first, FORMAT, K, SPANS)
+    for i in tl.static_range(SPANS):
+        at = terms_at + (first + i) * KINDS * stride
+        term = _span_term(tile, integers, scales, scale_at, first, i, FORMAT, K, SPANS, "scale")
+        tl.store(terms + at, term)
+        if KINDS == 2:
+            term = _span_term(tile, sums, scales, scale_at, first, i, FORMAT, K, SPANS, "minimum")
+            tl.store(terms + at + stride, term)
+
+
+@triton.jit
+def ordered_sum(terms, at, stride, mask, COUNT: tl.constexpr):
+    """The sum of `COUNT` terms in their order: float32 `[n]`.
+
+    Args:
+        terms: float32; `at` `[n]` is where an output's first term lies, `stride` the way to the next.
+        mask: `[n]`.
+    """
+    SOME: tl.constexpr = 16
+    total = tl.zeros(at.shape, tl.float32)
+    t = tl.arange(0, SOME)[:, None]
+    for first in range(0, COUNT, SOME):
+        there = mask[None, :] & (first + t < COUNT)
+        some = tl.load(terms + at[None, :] + (first + t) * stride, mask=there, other=0.0)
+        # Picking integers changes no bit of them, and adding 0.0 none of a sum that began with it.
+        bits = some.to(tl.int32, bitcast=True)
+        for i in tl.static_range(SOME):
+            total += tl.sum(tl.where(t == i, bits, 0), axis=0).to(tl.float32, bitcast=True)
     return total
 
 

@@ -18,7 +18,13 @@ from strata.ops.triton.experts import (
 from strata.ops.triton.grouped_matmul import ROWS_AT_ONCE, grouped_matmul, sort_rows
 from strata.ops.triton.prompt_experts import compute_prompt_experts
 from strata.ops.triton.quantize import quantize_activations
-from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook, quantized_matmul
+from strata.ops.triton.quantized_matmul import (
+    PlaneMatrix,
+    codebook,
+    multiply_own_tiles,
+    multiply_shared_tiles,
+    quantized_matmul,
+)
 
 _Case = tuple[str, torch.Tensor, torch.Tensor]
 _WIDTHS = {256: 768, 64: 192, 32: 160, 16: 192}  # of rows, by the weights that share a scale
@@ -48,7 +54,7 @@ def _compare_quantize(device: torch.device) -> Iterator[_Case]:
 
 
 def _compare_format(format: str, device: torch.device) -> Iterator[_Case]:
-    """Thirteen rows, times one row of activations, and three."""
+    """Thirteen rows, times one row of activations, two and three."""
     num_out, num_in = 13, _WIDTHS[QUANT_PLANES[format].scale_block]
     planes = random_planes(format, num_out, num_in, seed=0)
     x = _rows(3, num_in)
@@ -57,9 +63,10 @@ def _compare_format(format: str, device: torch.device) -> Iterator[_Case]:
         format, num_out, num_in, torch.from_numpy(planes).to(device), codebook(format, device)
     )
     codes, scales = quantize_activations(torch.from_numpy(x).to(device))
-    for rows in (1, 3):
-        got = quantized_matmul(matrix, codes[:rows], scales[:rows])
-        yield f"{rows} rows", got, torch.from_numpy(want[:rows])
+    for multiply, rows in ((multiply_own_tiles, 1), (multiply_own_tiles, 3), (multiply_shared_tiles, 2)):
+        got = torch.empty(rows, num_out, device=device)
+        multiply(matrix, codes[:rows], scales[:rows], got)
+        yield f"{multiply.__name__} {rows}", got, torch.from_numpy(want[:rows])
 
 
 def _compare_grouped(format: str, device: torch.device) -> Iterator[_Case]:
@@ -147,7 +154,7 @@ def _compare_experts(
     memory = torch.from_numpy(records).to(device)
     addresses = memory.data_ptr() + torch.arange(experts) * shape.record_bytes
     on_device = [t.to(device) for t in (addresses, torch.from_numpy(ids), host_entry)]
-    buffers = ExpertBuffers.allocate(shape, rows * slots, device)
+    buffers = ExpertBuffers.allocate(shape, rows, slots, device)
     codes, scales = quantize_activations(torch.from_numpy(x).to(device))
     arguments = (shape, on_device[0], codes, scales, *on_device[1:])
     y = compute_prompt_experts(*arguments) if prompt else compute_experts(*arguments, buffers)
@@ -182,7 +189,7 @@ def _launch_matmul(format: str, num_out: int, num_in: int, rows: int) -> torch.T
 
 
 def _launch_experts(shape: ExpertShape, rows: int, slots: int) -> torch.Tensor:
-    buffers = ExpertBuffers.allocate(shape, rows * slots, torch.device("meta"))
+    buffers = ExpertBuffers.allocate(shape, rows, slots, torch.device("meta"))
     ids, host_entry = meta(rows, slots, dtype=torch.int64), meta(rows, slots, dtype=torch.int32)
     addresses = meta(512, dtype=torch.int64)
     quantized = quantize_activations(meta(rows, shape.width))
@@ -190,8 +197,9 @@ def _launch_experts(shape: ExpertShape, rows: int, slots: int) -> torch.Tensor:
     return combine_experts(ids, host_entry, meta(rows, slots), y, meta(rows * slots, shape.width))
 
 
-def _matmul_launch(format: str, rows: int) -> Launch:
-    return Launch(f"quantized_matmul {format} {rows}", lambda: _launch_matmul(format, 2560, 2560, rows))
+def _matmul_launch(format: str, num_out: int, rows: int) -> Launch:
+    name = f"quantized_matmul {format} {num_out}x2560 {rows}"
+    return Launch(name, lambda: _launch_matmul(format, num_out, 2560, rows))
 
 
 def _experts_launch(format: str, down: str, width: int, ff: int, rows: int, slots: int) -> Launch:
@@ -206,11 +214,12 @@ def _launch_prompt(shape: ExpertShape, rows: int, slots: int) -> torch.Tensor:
 
 
 LAUNCHES = [
-    *(_matmul_launch(format, rows) for format in QUANT_PLANES for rows in (1, 4)),
+    *(_matmul_launch(format, 2560, 1) for format in QUANT_PLANES),
+    *(_matmul_launch(format, 32768, rows) for format in QUANT_PLANES for rows in (1, 2)),
     _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 1, 10),
     _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 4, 10),
     _experts_launch("Q4_K", "Q4_K", 2048, 512, 1, 8),
-    *(_matmul_launch(format, 512) for format in QUANT_PLANES),
+    *(_matmul_launch(format, 2560, 512) for format in QUANT_PLANES),
     Launch(
         "prompt experts IQ3_XXS Q2_0 2560x640",
         lambda: _launch_prompt(ExpertShape(2560, 640, "IQ3_XXS", "IQ3_XXS", "Q2_0"), 512, 10),
