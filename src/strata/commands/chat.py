@@ -215,17 +215,18 @@ class Chat:
         begin = len(self.messages)
         self.messages.append({"role": "user", "content": text})
         try:
-            while self._stream() and self._take_results():
-                pass
-        except (KeyboardInterrupt, EOFError):  # the results of calls will not come
+            self._stream()
+            while self._take_results():
+                self._stream()
+        except (KeyboardInterrupt, EOFError):  # at an answer, or at the result of a call
             say(self.console, "\nstopped", style="dim")
         finally:
             # Unanswered messages would stand beside the next one, which confuses templates.
             if self.messages[-1]["role"] != "assistant" or "tool_calls" in self.messages[-1]:
                 del self.messages[begin:]
 
-    def _stream(self, asides: Console | None = None) -> bool:
-        """Show an answer and append it, as far as it comes; returns whether it came to its end."""
+    def _stream(self, asides: Console | None = None) -> None:
+        """Show an answer and append it, as far as it comes."""
         fields = self.fields
         if self.think is not None:
             fields = fields | {"reasoning_effort": "none" if self.think == "off" else self.think}
@@ -234,12 +235,9 @@ class Chat:
             with closing(self.client.stream(self.card["id"], self.messages, **fields)) as deltas:
                 show_answer(self.console, deltas, asides)
             ended = True
-        except KeyboardInterrupt:
-            say(self.console, "\nstopped", style="dim")
         finally:
             if ended or self.client.reply.content:
                 self.messages.append(self.client.reply.message())
-        return ended
 
     def _take_results(self) -> bool:
         """Ask the person what the calls of the last answer give; returns whether there are any."""
