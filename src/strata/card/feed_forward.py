@@ -47,7 +47,7 @@ class CardExperts:
         self._workspace, self._host, self._slots = memory.workspace, memory.host, memory.slots
         self._shape = memory.weights.expert_shape(layer.experts)
         entries = max_rows * self._used
-        self._buffers = ExpertBuffers.allocate(self._shape, entries, memory.device)
+        self._buffers = ExpertBuffers.allocate(self._shape, max_rows, self._used, memory.device)
         self._share = HostShare.allocate(entries, memory.device)
         gates = [layer.ffn_gate_inp]
         self._shared = None
