@@ -54,7 +54,7 @@ def build(checkpoint, share, lanes=1, context=4096, max_rows=4, cpu_share=0.0):
         used = model.config.expert_used_count
         take = [round(cpu_share * missed) for missed in range(max_rows * used + 1)]
         host = HostExperts(card, layers, model.config.embedding_length, max_rows, used, take)
-    on_card = CardModel(model, weights, cache, lanes, context, max_rows, host=host)
+    on_card = CardModel(model, weights, cache, lanes, context, host=host)
     say(f"dense {weights.dense_bytes / 1e9:.2f} GB, in all {torch.cuda.memory_allocated() / 1e9:.2f} GB")
     return on_card, cache
 
@@ -103,6 +103,7 @@ def logits_of_tiny(share, cpu_share):
         say(f"tiny, {name}: error {error:.2e}, same choices {choices:.2f}, same bits as one by one {same}")
     if on_card.host is not None:
         on_card.host.close()
+    on_card.weights.store.close()
     return results["one by one"]
 
 

@@ -35,20 +35,15 @@ class CardExperts:
         memory: see there.
         addresses: int64 `[experts]` of the layer, on the card.
         counts: int32 `[experts]` of the layer, to which its choices are added.
-        max_rows: of a step.
     """
 
-    def __init__(
-        self, layer: Experts, memory: Memory, addresses: torch.Tensor, counts: torch.Tensor, max_rows: int
-    ):
+    def __init__(self, layer: Experts, memory: Memory, addresses: torch.Tensor, counts: torch.Tensor):
         self._key = layer.experts
         self._used, self._normalize = layer.expert_used_count, layer.normalize
         self._addresses, self._counts = addresses, counts
         self._workspace, self._host, self._slots = memory.workspace, memory.host, memory.slots
         self._shape = memory.weights.expert_shape(layer.experts)
-        entries = max_rows * self._used
-        self._buffers = ExpertBuffers.allocate(self._shape, max_rows, self._used, memory.device)
-        self._share = HostShare.allocate(entries, memory.device)
+        self._windows: dict[int, tuple[ExpertBuffers, HostShare]] = {}  # by their rows
         gates = [layer.ffn_gate_inp]
         self._shared = None
         if layer.shared is not None:
@@ -62,22 +57,33 @@ class CardExperts:
         """Activations of a block's input -> float32 `[rows, width]`."""
         logits = float_matmul(x.x, self._router, self._workspace)
         ids, shares, shared_share = route(logits, self._used, self._normalize, rows.lane, self._counts)
-        place = self._ring(x, ids, shares)
-        host_entry = self._share.host_entry[: ids.numel()].view(ids.shape)
-        y = compute_experts(self._shape, self._addresses, *x.quantized, ids, host_entry, self._buffers)
+        buffers, share = self._window(len(rows))
+        place = self._ring(x, ids, shares, share)
+        host_entry = share.host_entry.view(ids.shape)
+        y = compute_experts(self._shape, self._addresses, *x.quantized, ids, host_entry, buffers)
         shared = None if self._shared is None else self._shared(x, rows)
         host_y = self._nothing
         if place is not None:
-            wait(place, self._share.num_entries, self._host.error)
+            wait(place, share.num_entries, self._host.error)
             host_y = place.out
         out = combine_experts(ids, host_entry, shares, y, host_y)
         return out if shared is None else add_shared(out, shared, shared_share)
 
-    def _ring(self, x: Activations, ids: torch.Tensor, shares: torch.Tensor) -> JobPlace | None:
+    def _window(self, rows: int) -> tuple[ExpertBuffers, HostShare]:
+        """Buffers for so many rows; they are made when a window is run first, before it is captured."""
+        if rows not in self._windows:
+            device = self._addresses.device
+            buffers = ExpertBuffers.allocate(self._shape, rows, self._used, device)
+            self._windows[rows] = buffers, HostShare.allocate(rows * self._used, device)
+        return self._windows[rows]
+
+    def _ring(
+        self, x: Activations, ids: torch.Tensor, shares: torch.Tensor, share: HostShare
+    ) -> JobPlace | None:
         """Hand the processor its share of the missed experts."""
         if self._host is None:
             return None
-        place, share = self._host.places[self._key % len(self._host.places)], self._share
+        place = self._host.places[self._key % len(self._host.places)]
         publish_rows(place, x.x)
         place_misses(ids, shares, self._addresses, self._slots, self._host.take, share)
         ring(place, self._key, len(ids), share.num_entries, share.experts, share.rows, share.weights)

@@ -46,7 +46,6 @@ class CardModel:
         cache: the experts that the card holds, and the addresses of all.
         lanes: sequences that are kept at the same time.
         context: most tokens of a sequence.
-        max_rows: of a step.
         kv_type: float16 or int8, of keys and values.
         host: who computes the share of the missed experts that is the processor's; None: nobody.
 
@@ -61,7 +60,6 @@ class CardModel:
         cache: ExpertCache,
         lanes: int,
         context: int,
-        max_rows: int,
         kv_type: torch.dtype = torch.float16,
         host: HostExperts | None = None,
     ):
@@ -69,7 +67,7 @@ class CardModel:
             raise UnsupportedModelError(f"{model.config.architecture} does not run on a card yet")
         self.model, self.weights, self.host = model, weights, host
         self.addresses = cache.table.tensor
-        self.lanes, self.context, self.max_rows = lanes, context, max_rows
+        self.lanes, self.context = lanes, context
         device = weights.card.device
         pages = -(-context // PAGE)
         table = torch.arange(lanes * pages, dtype=torch.int32, device=device).view(lanes, pages)
@@ -91,7 +89,7 @@ class CardModel:
         if isinstance(block.ffn, Experts):
             key = block.ffn.experts
             addresses, counts = self.addresses[key], self.counts[key]
-        return CardHyperBlock(block, self.memory, addresses, counts, self.max_rows)
+        return CardHyperBlock(block, self.memory, addresses, counts)
 
     def rows(self, lane: torch.Tensor, position: torch.Tensor, accepted: torch.Tensor, commit: bool) -> Rows:
         """`Rows` of this model; see there."""
@@ -182,14 +180,13 @@ class CardHyperBlock:
         memory: Memory,
         addresses: torch.Tensor | None,
         counts: torch.Tensor | None,
-        max_rows: int,
     ):
         self._hc_attn = CardHyperConnection(block.hc_attn, memory)
         self._hc_ffn = CardHyperConnection(block.hc_ffn, memory)
         kind = CardDeltaNet if isinstance(block.mixer, DeltaNet) else CardGatedAttention
         self.mixer = kind(block.mixer, memory)
         if isinstance(block.ffn, Experts):
-            self.ffn = CardExperts(block.ffn, memory, addresses, counts, max_rows)
+            self.ffn = CardExperts(block.ffn, memory, addresses, counts)
         else:
             self.ffn = CardFeedForward(block.ffn, memory)
 
