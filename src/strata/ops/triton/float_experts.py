@@ -53,10 +53,13 @@ def _float_kernel(
         for block in range(0, (K + BLOCK - 1) // BLOCK):
             part = tl.zeros((_ROWS,), tl.float32)
             for some in range(block * BLOCK, min(block * BLOCK + BLOCK, K), _SOME):
+                k = some + tl.arange(0, _SOME)[:, None]
+                weights = _weights(tile, k * _ROWS + row[None, :], k < K, FORMAT)
+                products = weights * tl.load(x_at + k, mask=k < K, other=0.0)
+                bits = products.to(tl.int32, bitcast=True)  # picking integers changes no bit of them
                 for i in tl.static_range(_SOME):
-                    k = some + i
-                    weight = _weights(tile, k * _ROWS + row, k * _ROWS + row < K * _ROWS, FORMAT)
-                    part = part + weight * tl.load(x_at + k, mask=k < K, other=0.0)
+                    one = tl.sum(tl.where(k == some + i, bits, 0), axis=0)
+                    part = part + one.to(tl.float32, bitcast=True)
             if SCALED:
                 scales = (tile + plane_offset(FORMAT, K, "scale")).to(tl.pointer_type(tl.float32))
                 total = total + part * tl.load(scales + block * _ROWS + row)
