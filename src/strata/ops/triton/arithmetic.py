@@ -34,9 +34,9 @@ def softplus(x):
 def pairwise_sum(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     """Sums `[ROWS]` over the second dimension of `[ROWS, WIDTH]`: neighbours first, then neighbours of those.
 
-    WIDTH is a power of two up to 2**13. Blocks may be summed by themselves first, and then their sums.
+    WIDTH is a power of two up to 2**10.
     """
-    for level in tl.static_range(13):
+    for level in tl.static_range(10):
         if (WIDTH >> level) > 1:
             left, right = tl.split(tl.reshape(x, [ROWS, WIDTH >> (level + 1), 2]))
             x = left + right

@@ -16,7 +16,7 @@ import triton.language as tl
 from strata.ops.triton.arithmetic import add_parts, dot_part, dot_parts, split_bfloat16, stack_parts, unstack
 
 SLICE = 256
-WINDOW_ROWS = 16
+WINDOW_ROWS, STACKED_ROWS = 16, 4
 WINDOW_COLUMNS = 32
 PROMPT_TILE = (32, 128)  # rows, columns: 32 rows keep NVIDIA's cards to the instruction that windows use
 
@@ -62,38 +62,55 @@ def last_of_tile(arrived, count):
 
 
 @triton.jit
-def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_stride, K: tl.constexpr,
-            STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
-            BLOCK: tl.constexpr):  # fmt: skip
-    """A program is a tile of columns and a slice; `num_rows` is at most USED, with STACKED at most 4."""
-    SLICES: tl.constexpr = (K + SLICE - 1) // SLICE
+def _window(x, scales, w, out, sums, arrived, num_rows, num_columns, x_stride, out_stride, K: tl.constexpr,
+            PARTS: tl.constexpr, GROUPS: tl.constexpr, STACKED: tl.constexpr, USED: tl.constexpr,
+            COLUMNS: tl.constexpr, SLICE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
+    """A program is a tile of columns and a slice; `num_rows` is at most USED, with STACKED at most 4.
+
+    Activations are split already with PARTS. GROUPS as in `_prompt`.
+    """
+    PIECES: tl.constexpr = 1 if GROUPS == 0 else GROUPS
+    SLICES: tl.constexpr = (K // PIECES + SLICE - 1) // SLICE
     ROWS: tl.constexpr = 4 if STACKED else 16
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     index, row = tl.program_id(1), tl.arange(0, 16)[:, None]
-    is_column = (columns < num_columns)[:, None]
+    is_column, is_row = (columns < num_columns)[:, None], row % ROWS < num_rows
+    plane = num_rows * K
     high = tl.zeros([16, COLUMNS], tl.float32)
     middle, low = high, high
     for start in range(index * SLICE, index * SLICE + SLICE, BLOCK):
         k = (start + tl.arange(0, BLOCK))[None, :]
         w_tile = tl.load(w + columns.to(tl.int64)[:, None] * K + k, is_column & (k < K), other=0.0)
-        x_tile = tl.load(x + row % ROWS * x_stride + k, (row % ROWS < num_rows) & (k < K), other=0.0)
-        if STACKED:
-            high = dot_part(stack_parts(x_tile, row // 4), w_tile, high)
+        at, mask = x + row % ROWS * x_stride + k, is_row & (k < K)
+        if STACKED and PARTS:
+            stacked = tl.load(at + row // 4 * plane, mask & (row < 12), other=0.0)
+            high = dot_part(stacked, w_tile, high)
+        elif STACKED:
+            high = dot_part(stack_parts(tl.load(at, mask, other=0.0), row // 4), w_tile, high)
+        elif PARTS:
+            x_high, x_middle = tl.load(at, mask, other=0.0), tl.load(at + plane, mask, other=0.0)
+            x_low = tl.load(at + 2 * plane, mask, other=0.0)
+            high, middle, low = dot_parts(x_high, x_middle, x_low, w_tile, high, middle, low)
         else:
-            x_high, x_middle, x_low = split_bfloat16(x_tile)
+            x_high, x_middle, x_low = split_bfloat16(tl.load(at, mask, other=0.0))
             high, middle, low = dot_parts(x_high, x_middle, x_low, w_tile, high, middle, low)
     product = unstack(high, COLUMNS) if STACKED else add_parts(high, middle, low)
     size = num_rows * num_columns
     rows = tl.arange(0, ROWS)[:, None]
     mask = (rows < num_rows) & (columns < num_columns)[None, :]
     tl.store(sums + index * size + rows * num_columns + columns[None, :], product, mask)
-    if last_of_tile(arrived + tl.program_id(0), SLICES):
+    if last_of_tile(arrived + tl.program_id(0), PIECES * SLICES):
         used = tl.arange(0, USED)[:, None]
         is_cell = (used < num_rows) & (columns < num_columns)[None, :]
         cells = sums + used * num_columns + columns[None, :]
         total = tl.zeros([USED, COLUMNS], tl.float32)
-        for each in tl.static_range(SLICES):  # unrolled: all are loaded at once
-            total += tl.load(cells + each * size, is_cell, other=0.0, cache_modifier=".cg")
+        for group in tl.static_range(PIECES):  # unrolled: all are loaded at once
+            part = tl.zeros([USED, COLUMNS], tl.float32)
+            for each in tl.static_range(group * SLICES, (group + 1) * SLICES):
+                part += tl.load(cells + each * size, is_cell, other=0.0, cache_modifier=".cg")
+            if GROUPS > 0:
+                part = part * tl.load(scales + used * GROUPS + group, used < num_rows, other=0.0)
+            total += part
         tl.store(out + used * out_stride + columns[None, :], total, is_cell)
 
 
@@ -114,7 +131,7 @@ def _split(x, parts, num_rows, x_stride, K: tl.constexpr, BLOCK: tl.constexpr):
 def _prompt(parts, scales, w, out, num_rows, num_columns, out_stride, K: tl.constexpr, GROUPS: tl.constexpr,
             ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program is a tile. With GROUPS, each of so many equal parts of K is multiplied with a scale."""
-    PIECES: tl.constexpr = max(GROUPS, 1)
+    PIECES: tl.constexpr = 1 if GROUPS == 0 else GROUPS
     SLICES: tl.constexpr = (K // PIECES + SLICE - 1) // SLICE
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -150,35 +167,54 @@ def dot_block(weight: torch.Tensor, most: int) -> int:
     return most if weight.dtype == torch.bfloat16 else min(most, 32)
 
 
-def workspace_size(num_columns: int, num_in: int) -> tuple[int, int]:
+def workspace_size(num_columns: int, num_in: int, slice_length: int = SLICE) -> tuple[int, int]:
     """Sums and tiles of a `Workspace` for windows and a matrix `[num_columns, num_in]`."""
-    slices = triton.cdiv(num_in, SLICE)
+    slices = triton.cdiv(num_in, slice_length)
     return slices * WINDOW_ROWS * num_columns, triton.cdiv(num_columns, WINDOW_COLUMNS)
+
+
+def _multiply_window(x, scales, weight, workspace, out, slice_length, num_rows):
+    """A window's product into `out`: of float32 `[rows, num_in]`, or split, bfloat16 `[3, rows, num_in]`."""
+    num_columns, num_in = weight.shape
+    workspace.require(*workspace_size(num_columns, num_in, slice_length))
+    stacked = num_rows <= STACKED_ROWS
+    _window[(triton.cdiv(num_columns, WINDOW_COLUMNS), triton.cdiv(num_in, slice_length))](
+        x, scales, weight, out, workspace.sums, workspace.arrived, num_rows, num_columns, x.stride(-2),
+        out.stride(0), K=num_in, PARTS=x.dim() == 3, GROUPS=0 if scales is None else scales.shape[1],
+        STACKED=stacked, USED=triton.next_power_of_2(num_rows), COLUMNS=WINDOW_COLUMNS, SLICE=slice_length,
+        BLOCK=min(dot_block(weight, 128 if stacked else 64), slice_length), num_warps=4, num_stages=2,
+        enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def multiply_parts(
     parts: torch.Tensor,
     weight: torch.Tensor,
-    out: torch.Tensor,
-    slice_length: int,
+    workspace: Workspace,
+    slice_length: int = SLICE,
     scales: torch.Tensor | None = None,
-) -> None:
-    """The product of a prompt's rows, which are split already.
+    out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """`float_matmul` of rows that are split already.
 
     Args:
-        parts: bfloat16 `[3, rows, num_in]`.
-        weight: float32, float16 or bfloat16 `[num_out, num_in]`.
-        out: float32 `[rows, num_out]`, to fill in.
+        parts: bfloat16 `[3, rows, num_in]`, contiguous.
+        weight, workspace, out: as there.
         slice_length: of the parts of K (or of a group) that are summed by themselves.
         scales: float32 `[rows, groups]`: K is cut into groups, whose sums are multiplied with these.
     """
     (num_rows, num_in), num_columns = parts.shape[1:], weight.shape[0]
+    out = torch.empty(num_rows, num_columns, device=parts.device) if out is None else out
+    if num_rows <= WINDOW_ROWS:
+        _multiply_window(parts, scales, weight, workspace, out, slice_length, num_rows)
+        return out
     rows, columns = PROMPT_TILE
     _prompt[(triton.cdiv(num_columns, columns), triton.cdiv(num_rows, rows))](
         parts, scales, weight, out, num_rows, num_columns, out.stride(0), K=num_in,
         GROUPS=0 if scales is None else scales.shape[1], ROWS=rows, COLUMNS=columns, SLICE=slice_length,
         BLOCK=min(dot_block(weight, 64), slice_length), num_warps=8, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
+    return out
 
 
 def float_matmul(
@@ -197,18 +233,11 @@ def float_matmul(
     """
     (num_rows, num_in), num_columns = x.shape, weight.shape[0]
     out = x.new_empty(num_rows, num_columns) if out is None else out
-    if num_rows > WINDOW_ROWS:
-        parts = torch.empty(3, num_rows, num_in, dtype=torch.bfloat16, device=x.device)
-        _split[(triton.cdiv(num_in, 1024), num_rows)](
-            x, parts, num_rows, x.stride(0), K=num_in, BLOCK=1024, num_warps=4, enable_fp_fusion=False
-        )
-        multiply_parts(parts, weight, out, SLICE)
+    if num_rows <= WINDOW_ROWS:
+        _multiply_window(x, None, weight, workspace, out, SLICE, num_rows)
         return out
-    workspace.require(*workspace_size(num_columns, num_in))
-    _window[(triton.cdiv(num_columns, WINDOW_COLUMNS), triton.cdiv(num_in, SLICE))](
-        x, weight, out, workspace.sums, workspace.arrived, num_rows, num_columns, x.stride(0), out.stride(0),
-        K=num_in, STACKED=num_rows <= 4, USED=triton.next_power_of_2(num_rows), COLUMNS=WINDOW_COLUMNS,
-        SLICE=SLICE, BLOCK=dot_block(weight, 128 if num_rows <= 4 else 64), num_warps=4, num_stages=2,
-        enable_fp_fusion=False,
-    )  # fmt: skip
-    return out
+    parts = torch.empty(3, num_rows, num_in, dtype=torch.bfloat16, device=x.device)
+    _split[(triton.cdiv(num_in, 1024), num_rows)](
+        x, parts, num_rows, x.stride(0), K=num_in, BLOCK=1024, num_warps=4, enable_fp_fusion=False
+    )
+    return multiply_parts(parts, weight, workspace, out=out)
