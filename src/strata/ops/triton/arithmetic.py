@@ -8,6 +8,7 @@ several rows, sums over a row are made by `pairwise_sum`, and products with matr
 import triton
 import triton.language as tl
 from triton.language import core
+from triton.runtime.driver import driver
 
 from strata.ops.triton.intrinsics import INTERPRETED
 
@@ -43,14 +44,25 @@ def pairwise_sum(x, ROWS: tl.constexpr, WIDTH: tl.constexpr):
     return tl.reshape(x, [ROWS])
 
 
-@core.extern
-def _multiplies_bfloat16(_semantic=None):
-    """Whether the target's matrix units take bfloat16: NVIDIA from Ampere, Radeon from RDNA3, CDNA.
+def _takes_bfloat16(arch: str) -> bool:
+    """Whether a target's matrix units take bfloat16: NVIDIA from Ampere, Radeon from RDNA3, CDNA.
 
     Elsewhere Triton would make it of scalar instructions, slower than float32 is there, or fail.
     """
-    arch = str(getattr(_semantic.builder.options, "arch", "") or "")
-    return core.constexpr(arch not in ("sm70", "sm72", "sm75", "gfx906") and not arch.startswith("gfx10"))
+    return arch not in ("sm70", "sm72", "sm75", "gfx906") and not arch.startswith("gfx10")
+
+
+def has_matrix_units() -> bool:
+    """Whether the card at hand (in Triton's interpreter: the one that it stands for) multiplies bfloat16."""
+    if INTERPRETED:
+        return True
+    arch = driver.active.get_current_target().arch
+    return _takes_bfloat16(arch if isinstance(arch, str) else f"sm{arch}")
+
+
+@core.extern
+def _multiplies_bfloat16(_semantic=None):
+    return core.constexpr(_takes_bfloat16(str(getattr(_semantic.builder.options, "arch", "") or "")))
 
 
 @triton.jit

@@ -13,7 +13,15 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.ops.triton.arithmetic import add_parts, dot_part, dot_parts, split_bfloat16, stack_parts, unstack
+from strata.ops.triton.arithmetic import (
+    add_parts,
+    dot_part,
+    dot_parts,
+    has_matrix_units,
+    split_bfloat16,
+    stack_parts,
+    unstack,
+)
 
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
@@ -163,8 +171,11 @@ def _prompt(parts, scales, w, out, num_rows, num_columns, out_stride, K: tl.cons
 
 
 def dot_block(weight: torch.Tensor, most: int) -> int:
-    """Elements of K that are multiplied at once: `most` where that does not change the order of sums."""
-    return most if weight.dtype == torch.bfloat16 else min(most, 32)
+    """Elements of K that are multiplied at once: `most` where that does not change the order of sums.
+
+    Without matrix units registers hold what is multiplied at once, and the order is always the same.
+    """
+    return most if weight.dtype == torch.bfloat16 and has_matrix_units() else min(most, 32)
 
 
 def workspace_size(num_columns: int, num_in: int, slice_length: int = SLICE) -> tuple[int, int]:

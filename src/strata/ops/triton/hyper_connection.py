@@ -187,7 +187,7 @@ def read(
         WRITE=output is not None, num_warps=8, enable_fp_fusion=False,
     )  # fmt: skip
     product = multiply_parts(parts, weights.down, workspace, weights.slice, scales)
-    rows, channels, block, warps = 32, 32, 64, 8
+    rows, channels, block, warps = 32, 16, 64, 8
     if num_rows <= WINDOW_ROWS:
         rows, channels, block, warps = (4, 16, 128, 4) if num_rows <= STACKED_ROWS else (16, 16, 64, 4)
     x = residual.new_empty(num_rows, width)
