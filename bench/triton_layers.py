@@ -253,25 +253,26 @@ def main() -> int:
     torch.manual_seed(0)
     failed = run_checks()
     bench = Bench()
-    print(f"{torch.cuda.get_device_name()}: a copy moves {bench.copy:.0f} GB/s")
+    card = torch.cuda.get_device_name()
+    print(f"{card}: a copy moves {bench.copy:.0f} GB/s")
     for part in (
         bench_hyper_connection,
-        bench_float_matmul,
         bench_delta_net,
+        bench_float_matmul,
         bench_small,
         bench_ngram,
         bench_embedding,
     ):
         part(bench)
-    if args.json:
-        report = {
-            "card": torch.cuda.get_device_name(),
-            "torch": torch.__version__,
-            "failed_checks": failed,
-            "copy_gigabytes_per_second": bench.copy,
-            "results": [asdict(result) for result in bench.results],
-        }
-        args.json.write_text(json.dumps(report, indent=1))
+        if args.json:  # after each part, so that an interrupted run leaves what it has
+            report = {
+                "card": card,
+                "torch": torch.__version__,
+                "failed_checks": failed,
+                "copy_gigabytes_per_second": bench.copy,
+                "results": [asdict(result) for result in bench.results],
+            }
+            args.json.write_text(json.dumps(report, indent=1))
     return 1 if failed else 0
 
 
