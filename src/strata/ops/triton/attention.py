@@ -18,16 +18,14 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.ops.triton.kv import KVShape, PagedKV, cell_of, load_cells
+from strata.ops.triton.kv import KVShape, PagedKV, cell_of, load_cells, load_part
 
 MIN_SPLIT = 64  # keys
 MAX_SPLITS = 64  # from 4096 keys on splits grow instead
 TILE = 32  # keys
 AHEAD = 8  # splits that are loaded at a time to be merged
 PROMPT_ROWS = 16  # of a prompt's tile, query heads of a key-value head counted
-WINDOW_OPTIONS = {"num_warps": 4, "num_stages": 1}
-MERGE_OPTIONS = {"num_warps": 1}
-PROMPT_OPTIONS = {"num_warps": 4, "num_stages": 1}
+NUM_WARPS = 8  # with fewer, heads of 256 values take more registers than there are
 _LOG2_E = 1.4426950408889634
 _NOTHING = tl.constexpr(float("-inf"))
 
@@ -79,13 +77,26 @@ def _spans(position, PLAN: tl.constexpr):
 
 
 @triton.jit
-def _load_query(q, row, head, mask, scale, PLAN: tl.constexpr):
-    """Queries times `scale`, float16 `[rows, dim]` twice; the second is what is left, times 2**11."""
-    DIM: tl.constexpr = PLAN.kv.dim
-    at = (row.to(tl.int64) * PLAN.heads + head)[:, None] * DIM + tl.arange(0, DIM)[None]
-    x = tl.load(q + at, mask=mask[:, None], other=0.0) * scale
-    high = x.to(tl.float16)
-    return high, ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+def _scores(q, pages, scales, cell, alive, PLAN: tl.constexpr):
+    """Products `[rows, cells]` of queries with keys, scaled.
+
+    64 values of a head at a time: all of them at once, in the form that matrix units take them, would be more
+    than a Radeon has registers. `q` is where a row's queries are, which of them exist, and the factor.
+    """
+    KV: tl.constexpr = PLAN.kv
+    WIDTH: tl.constexpr = min(64, PLAN.kv.dim)
+    PARTS: tl.constexpr = PLAN.kv.dim // WIDTH
+    ROWS: tl.constexpr = q[0].shape[0]
+    TILE: tl.constexpr = cell.shape[0]
+    score, rest = tl.zeros([ROWS, TILE], tl.float32), tl.zeros([ROWS, TILE], tl.float32)
+    for part in tl.static_range(PARTS):
+        d = part * WIDTH + tl.arange(0, WIDTH)
+        x = tl.load(q[0][:, None] + d[None], mask=q[1][:, None], other=0.0) * q[2]
+        high = x.to(tl.float16)
+        low = ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
+        k = tl.trans(load_part(pages, scales, cell, alive, part, WIDTH, KV))
+        score, rest = tl.dot(high, k, score), tl.dot(low, k, rest)
+    return score + rest * (1.0 / 2048.0)
 
 
 @triton.jit
@@ -102,8 +113,7 @@ def _attend_split(q, first, last, low, count, blocks, left_out, kv, lane, kv_hea
     Row i sees keys `low[i]` to `count[i]`. Scores are in units of log 2. Sums and values are 2**10 times what
     they are relative to the maximum, which keeps small probabilities out of float16's subnormal range.
     """
-    q_high, q_low = q
-    ROWS: tl.constexpr = q_high.shape[0]
+    ROWS: tl.constexpr = q[0].shape[0]
     DIM: tl.constexpr = PLAN.kv.dim
     BLOCK: tl.constexpr = PLAN.block
     TILE: tl.constexpr = PLAN.tile
@@ -118,9 +128,10 @@ def _attend_split(q, first, last, low, count, blocks, left_out, kv, lane, kv_hea
             block = tl.load(blocks + index // BLOCK, mask=is_chosen & alive, other=0)
             token = tl.where(is_chosen, block * BLOCK + index % BLOCK, index + left_out * BLOCK)
         cell = cell_of(kv.page_table, lane, token, alive, kv_head, KV)
-        k = tl.trans(load_cells(kv.k, kv.k_scales, cell, alive, KV))
+        # Plus zero, which no compiler knows: loaded before the loop, queries would fill the registers.
+        here = (q[0] + tl.minimum(start, 0), q[1], q[2])
+        scores = _scores(here, kv.k, kv.k_scales, cell, alive, PLAN)
         v = load_cells(kv.v, kv.v_scales, cell, alive, KV)
-        scores = tl.dot(q_high, k) + tl.dot(q_low, k) * (1.0 / 2048.0)
         sees = (index[None] >= low[:, None]) & (index[None] < count[:, None])
         scores = tl.where(sees, scores, _NOTHING)
         new_top = tl.maximum(top, tl.max(scores, 1))
@@ -175,7 +186,7 @@ def _window_kernel(q, rows, scale, blocks, parts, kv, PLAN: tl.constexpr, MEMBER
         return
     member = tl.arange(0, MEMBERS)
     inside, head = member < GROUP, kv_head * GROUP + member
-    q = _load_query(q, row + member * 0, head, inside, scale, PLAN)
+    q = (q + (row.to(tl.int64) * PLAN.heads + head) * PLAN.kv.dim, inside, scale)
     last = tl.minimum(first + length, count)
     low, count = low + member * 0, count + member * 0
     blocks += row.to(tl.int64) * PLAN.budget
@@ -246,7 +257,7 @@ def _prompt_kernel(
     _, last, left_out, length = _spans(last_token, PLAN)
     low, count, _, _ = _spans(token, PLAN)
     first_split = tl.min(tl.where(inside, low, last), 0) // length
-    q = _load_query(q, row, head, inside, scale, PLAN)
+    q = (q + (row.to(tl.int64) * PLAN.heads + head) * PLAN.kv.dim, inside, scale)
     blocks += tl.maximum(start - begin, 0).to(tl.int64) * PLAN.budget
     merged = _nothing(TOKENS * MEMBERS, PLAN.kv.dim)
     for split in range(first_split, tl.cdiv(last, length)):
@@ -327,7 +338,8 @@ def attend_window(
         kv,
         PLAN=plan,
         MEMBERS=members,
-        **WINDOW_OPTIONS,
+        num_warps=NUM_WARPS,
+        num_stages=1,
         enable_fp_fusion=False,
     )
     _merge_kernel[(rows, plan.heads)](
@@ -339,7 +351,7 @@ def attend_window(
         SPLITS=plan.splits,
         PLAN=plan,
         AHEAD=min(AHEAD, plan.splits),
-        **MERGE_OPTIONS,
+        num_warps=1,
         enable_fp_fusion=False,
     )
 
@@ -378,6 +390,7 @@ def attend_prompt(
         PLAN=plan,
         TOKENS=tokens,
         MEMBERS=members,
-        **PROMPT_OPTIONS,
+        num_warps=NUM_WARPS,
+        num_stages=1,
         enable_fp_fusion=False,
     )

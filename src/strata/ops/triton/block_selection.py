@@ -15,7 +15,7 @@ from strata.ops.triton.kv import PagedKV
 
 SEGMENT = 4096  # blocks whose best are chosen at once
 _TILE = 64  # blocks that are scored at once
-_ROWS = 8  # rows of a tile, times index heads
+_ROWS = 4  # rows of a tile, times index heads
 
 
 @triton.jit
@@ -230,7 +230,10 @@ def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Te
     )
     best = (scratch.best_scores, scratch.best_blocks)
     constants = {"BUDGET": budget, "BLOCK": block, "SEGMENTS": segments, "SEGMENT": SEGMENT}
-    options = {"num_warps": 8, "enable_fp_fusion": False}
-    _segment_kernel[(num_rows, segments)](rows, scratch.scores, *best, max_blocks, **constants, **options)
+    _segment_kernel[(num_rows, segments)](
+        rows, scratch.scores, *best, max_blocks, **constants, num_warps=8, enable_fp_fusion=False
+    )
     width = triton.next_power_of_2(segments * budget)
-    _choose_kernel[(num_rows,)](rows, *best, blocks, **constants, WIDTH=width, **options)
+    _choose_kernel[(num_rows,)](
+        rows, *best, blocks, **constants, WIDTH=width, num_warps=16, enable_fp_fusion=False
+    )

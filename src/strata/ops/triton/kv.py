@@ -91,6 +91,18 @@ def load_cells(pages, scales, cell, mask, SHAPE: tl.constexpr):
 
 
 @triton.jit
+def load_part(pages, scales, cell, mask, part, WIDTH: tl.constexpr, SHAPE: tl.constexpr):
+    """float16 `[cells, WIDTH]`: values `part * WIDTH` and following; WIDTH is those of one scale, at most."""
+    d = part * WIDTH + tl.arange(0, WIDTH)
+    x = tl.load(pages + cell[:, None] * SHAPE.dim + d[None], mask=mask[:, None], other=0)
+    if SHAPE.quantised:
+        GROUPS: tl.constexpr = (SHAPE.dim + 63) // 64
+        scale = tl.load(scales + cell * GROUPS + part * WIDTH // 64, mask=mask, other=0.0)
+        x = x.to(tl.float16) * scale[:, None]
+    return x
+
+
+@triton.jit
 def _store_cell(x, pages, scales, cell, SHAPE: tl.constexpr):
     """Write float32 `[dim]`."""
     DIM: tl.constexpr = SHAPE.dim

@@ -1,6 +1,5 @@
 """Keys and values in pages, and attention over them, against `ops/cached_attention.py`'s parts."""
 
-import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -105,19 +104,16 @@ def _rows(pairs: list[tuple[int, int]], device: torch.device) -> tuple[torch.Ten
 
 SHAPES = [
     Heads(6, 2, 32),
-    Heads(12, 1, 64, torch.int8),
-    Heads(2, 2, 16),
-    Heads(3, 1, 128, torch.int8, window=40),
+    Heads(12, 1, 128, torch.int8),
+    Heads(3, 1, 16, window=40),
 ]
-_WINDOW = [(1, 95), (1, 96), (-1, 0), (0, 0)]
+_WINDOW = [(1, 96), (-1, 0), (0, 95)]
 
 
 def _compare_append(device: torch.device) -> _Cases:
-    for (dtype, interleaved, gated), dim in zip(
-        itertools.product([torch.float16, torch.int8], [False, True], [False, True]),
-        itertools.cycle([16, 64, 128]),
-    ):
-        yield from _append_case(Heads(4, 2, dim, dtype), interleaved, gated, device)
+    yield from _append_case(Heads(2, 1, 16), False, False, device)
+    yield from _append_case(Heads(2, 1, 64, torch.int8), True, True, device)
+    yield from _append_case(Heads(2, 1, 128, torch.int8), False, True, device)
 
 
 def _append_case(shape: Heads, interleaved: bool, gated: bool, device: torch.device) -> _Cases:
@@ -180,7 +176,7 @@ def _compare_bits(device: torch.device) -> _Cases:
     for shape in SHAPES[1:]:
         kv = filled_pages(shape, 1, 8, 16, device)
         plan = small_plan(kv, shape)
-        lane, position = _rows([(0, at) for at in (95, 96, 97)], device)
+        lane, position = _rows([(0, at) for at in (95, 96)], device)
         q, gate = random(2, len(lane), shape.heads, shape.dim, seed=6).to(device) * 3
         together = run_window(q, lane, position, kv, plan, gate)
         alone = [

@@ -25,7 +25,7 @@ from strata.ops.triton.rotary import angles
 from strata.ops.triton.sparse_attention import RING, IndexState, append_index
 
 _EPSILON = 1e-6
-_BLOCK, _PAIRS, _DIM, _HEADS = 4, 8, 32, 2
+_BLOCK, _PAIRS, _DIM, _HEADS = 4, 8, 32, 1
 _Cases = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 
 
@@ -127,19 +127,19 @@ def _compare_sparse(device: torch.device) -> _Cases:
     """Attention over chosen blocks and the tail; of all blocks, it is dense attention."""
     shape = Heads(6, 2, 32)
     kv = filled_pages(shape, 1, 8, 16, device)
-    budget, first = 20, 80
-    lane = torch.zeros(6, dtype=torch.int32, device=device)
-    position = torch.arange(first, first + 6, dtype=torch.int32, device=device)
-    q, gate = random(2, 6, shape.heads, shape.dim, seed=7).to(device)
+    budget, first, rows = 20, 83, 2
+    lane = torch.zeros(rows, dtype=torch.int32, device=device)
+    position = torch.arange(first, first + rows, dtype=torch.int32, device=device)
+    q, gate = random(2, rows, shape.heads, shape.dim, seed=7).to(device)
     picks = [
-        torch.randperm((first + i + 1) // 4, generator=torch.Generator().manual_seed(i)) for i in range(6)
+        torch.randperm((first + i + 1) // 4, generator=torch.Generator().manual_seed(i)) for i in range(rows)
     ]
     blocks = torch.stack([pick[:budget].sort().values for pick in picks]).int()
     plan = small_plan(kv, shape, block=4, budget=budget)
     got = run_window(q, lane, position, kv, plan, gate, blocks.to(device))
     k, v = lane_values(kv, 0)
     want = torch.empty_like(got, device="cpu")
-    for row in range(6):
+    for row in range(rows):
         tokens = (blocks[row][:, None] * 4 + torch.arange(4)).flatten().long()
         at = first + row + 1
         tokens = torch.cat([tokens, torch.arange(at // 4 * 4, at)])
@@ -149,20 +149,20 @@ def _compare_sparse(device: torch.device) -> _Cases:
 
 
 def _compare_sparse_bits(device: torch.device) -> _Cases:
-    shape = Heads(6, 2, 32)
+    shape = Heads(2, 1, 16)
     kv = filled_pages(shape, 1, 8, 16, device)
-    lane = torch.zeros(3, dtype=torch.int32, device=device)
-    position = torch.tensor([81, 82, 83], dtype=torch.int32, device=device)
-    q, gate = random(2, 3, shape.heads, shape.dim, seed=7).to(device)
+    lane = torch.zeros(2, dtype=torch.int32, device=device)
+    position = torch.tensor([82, 83], dtype=torch.int32, device=device)
+    q, gate = random(2, 2, shape.heads, shape.dim, seed=7).to(device)
     dense = run_window(q, lane, position, kv, small_plan(kv, shape), gate)
-    blocks = torch.arange(20, dtype=torch.int32).expand(3, -1).contiguous().to(device)
+    blocks = torch.arange(21, dtype=torch.int32).expand(2, -1).contiguous().to(device)
+    wide = small_plan(kv, shape, block=4, budget=21)
+    unused = torch.full_like(blocks, 1 << 30)
+    yield "all blocks", run_window(q, lane, position, kv, wide, gate, unused), dense
     sparse = small_plan(kv, shape, block=4, budget=20)
-    yield "all but the last", run_window(q, lane, position, kv, sparse, gate, blocks)[:2], dense[:2]
-    for budget in (21, 30):
-        wide = small_plan(kv, shape, block=4, budget=budget)
-        unused = torch.full((3, budget), 1 << 30, dtype=torch.int32, device=device)
-        yield f"budget {budget}", run_window(q, lane, position, kv, wide, gate, unused), dense
-    blocks[:, -1] = 20
+    window = run_window(q, lane, position, kv, sparse, gate, blocks[:, :20].contiguous())
+    yield "all but the last", window[:1], dense[:1]
+    blocks = blocks[:, 1:].contiguous()
     window = run_window(q, lane, position, kv, sparse, gate, blocks)
     yield "prompt", run_prompt(q, lane, position, kv, sparse, gate, blocks), window
 
