@@ -21,8 +21,8 @@ from strata.ops.triton.sampling_tiles import adjust_kernel, collect_kernel, spre
 
 BINS = 4096
 TILE = 2048
-CHUNK = 1024  # of the collection
-DRAWN = 256  # of the collection: float64 noise is dear
+FEW, MANY = 256, 2048  # of the collection at once, as it has few or many
+DRAWN = 512  # of many, to which noise is added at once: float64 is dear
 PROMPT = 1 << 32  # what a token of the prompt adds to the history; one of the answer adds 1
 
 
@@ -136,7 +136,7 @@ def sample(
     spread_kernel[grid](rows, lanes, scratch, vocab, tiles, **bins, **sizes)
     collect_kernel[grid](rows, lanes, scratch, vocab, tiles, **bins, **sizes)
     choose_kernel[(num_rows,)](
-        rows, lanes, scratch, chosen, vocab, tiles, CHUNK=CHUNK, DRAWN=DRAWN, num_warps=8, **sizes
+        rows, lanes, scratch, chosen, vocab, tiles, FEW=FEW, MANY=MANY, DRAWN=DRAWN, num_warps=8, **sizes
     )
 
 

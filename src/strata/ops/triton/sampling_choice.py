@@ -102,8 +102,38 @@ def _draw(found, size, least, seed, position, CHUNK: tl.constexpr):
 
 
 @triton.jit
+def _draw_filtered(
+    scratch, lanes, row, lane, position, size, vocab, CHUNK: tl.constexpr, DRAWN: tl.constexpr
+):
+    """The token drawn from what top-k and top-p keep of the collection of `size` logits."""
+    begin = row.to(tl.int64) * vocab
+    found = (scratch.found_x + begin, scratch.found_mass + begin, scratch.found_token + begin)
+    top_k, top_p = tl.load(lanes.whole + lane * 3 + 1), tl.load(lanes.numbers + lane * 6 + 1)
+    least_x, least_token = tl.full([], -100.0, tl.float64), tl.full([], _LAST, tl.int32)
+    mass = tl.load(scratch.sums + row * 2 + 1).to(tl.float64)
+    if (top_k > 0) & (top_k < size):
+        least = (least_x, least_token)
+        least_x, least_token = _cut(found, size, least, top_k.to(tl.float64), vocab, False, CHUNK)
+        least = (least_x, least_token)
+        mass, _, _ = _weigh(found, size, least, least_x, least_x, least_x, True, CHUNK)
+    if top_p < 1.0:
+        least = (least_x, least_token)
+        least_x, least_token = _cut(found, size, least, top_p * mass, vocab, True, CHUNK)
+    return _draw(found, size, (least_x, least_token), tl.load(lanes.whole + lane * 3), position, DRAWN)
+
+
+@triton.jit
 def choose_kernel(
-    rows, lanes, scratch, chosen, vocab, tiles, TILES: tl.constexpr, CHUNK: tl.constexpr, DRAWN: tl.constexpr
+    rows,
+    lanes,
+    scratch,
+    chosen,
+    vocab,
+    tiles,
+    TILES: tl.constexpr,
+    FEW: tl.constexpr,
+    MANY: tl.constexpr,
+    DRAWN: tl.constexpr,
 ):
     """The token of one row; -1 where the logits are none to choose by."""
     row = tl.program_id(0)
@@ -114,26 +144,15 @@ def choose_kernel(
     lane, _, token, _, is_drawn, has_filter = draws(scratch, lanes, rows, row, tiles, TILES)
     if is_drawn:
         if has_filter:
-            begin = row.to(tl.int64) * vocab
-            found = (scratch.found_x + begin, scratch.found_mass + begin, scratch.found_token + begin)
-            size = tl.load(scratch.sums + row * 2).to(tl.int32)
-            top_k, top_p = tl.load(lanes.whole + lane * 3 + 1), tl.load(lanes.numbers + lane * 6 + 1)
-            least_x, least_token = tl.full([], -100.0, tl.float64), tl.full([], _LAST, tl.int32)
-            mass = tl.load(scratch.sums + row * 2 + 1).to(tl.float64)
-            if (top_k > 0) & (top_k < size):
-                least = (least_x, least_token)
-                least_x, least_token = _cut(found, size, least, top_k.to(tl.float64), vocab, False, CHUNK)
-                least = (least_x, least_token)
-                mass, _, _ = _weigh(found, size, least, least_x, least_x, least_x, True, CHUNK)
-            if top_p < 1.0:
-                least = (least_x, least_token)
-                least_x, least_token = _cut(found, size, least, top_p * mass, vocab, True, CHUNK)
             position = tl.load(rows[1] + row) + 1
-            seed = tl.load(lanes.whole + lane * 3)
-            token = _draw(found, size, (least_x, least_token), seed, position, DRAWN)
+            size = tl.load(scratch.sums + row * 2).to(tl.int32)
+            if size <= FEW:
+                token = _draw_filtered(scratch, lanes, row, lane, position, size, vocab, FEW, FEW)
+            else:
+                token = _draw_filtered(scratch, lanes, row, lane, position, size, vocab, MANY, DRAWN)
         else:
             exists = tile < tiles
             value = tl.load(scratch.exact + row * tiles + tile, mask=exists, other=_NOTHING)
             drawn = tl.load(scratch.drawn + row * tiles + tile, mask=exists, other=_LAST)
             token = tl.min(tl.where(value == tl.max(value, 0), drawn, _LAST), 0)
-    tl.store(chosen + row, tl.where((raw - raw) == 0, token, -1))
+    tl.store(chosen + row, tl.where(tl.abs(raw) < float("inf"), token, -1))

@@ -103,7 +103,7 @@ def draws(scratch, lanes, rows, row, tiles, TILES: tl.constexpr):
     top, token = _top(scratch, row, tiles, TILES)
     numbers = lanes.numbers + lane * 6
     temperature = tl.load(numbers)
-    is_finite = (top - top) == 0  # an infinite bias leaves no distribution to draw from
+    is_finite = tl.abs(top) < float("inf")  # an infinite bias leaves no distribution to draw from
     is_drawn = (temperature > GREEDY) & is_finite
     has_filter = (tl.load(lanes.whole + lane * 3 + 1) > 0) | (tl.load(numbers + 1) < 1.0)
     return lane, top, token, temperature, is_drawn, has_filter | (tl.load(numbers + 2) > -NEAR)
@@ -114,7 +114,8 @@ def _bin(x, top, temperature, BINS: tl.constexpr):
     """In float32: logits relative to the largest, scaled, and their bins; BINS for what can be in none."""
     scaled = (x - top).to(tl.float32) * (1.0 / temperature).to(tl.float32)
     is_near = scaled >= -_SPAN
-    return scaled, tl.where(is_near, (scaled * (-(BINS - 1) / _SPAN)).to(tl.int32), BINS)
+    bin = (tl.where(is_near, scaled, 0.0) * (-(BINS - 1) / _SPAN)).to(tl.int32)
+    return scaled, tl.where(is_near, bin, BINS)
 
 
 @triton.jit
