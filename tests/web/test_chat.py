@@ -69,11 +69,32 @@ def test_long_conversations_are_shown_from_their_end(open_page: OpenPage) -> Non
     expect(page.answers.last).to_contain_text("Answer 49.")
     page.button("Show earlier messages").click()
     expect(page.answers).to_have_count(40)
+    assert page.answers.first.inner_text().startswith("Answer 10.")
     page.answers.nth(38).get_by_role("button", name="Answer again").click()
     page.button("Remove them").click()
     expect(page.answers).to_have_count(39)
     expect(page.answers.last).to_contain_text("Hello, world!")
     expect(page.said.last).to_contain_text("Question 48.")
+
+
+def test_an_answer_goes_on_while_earlier_messages_are_shown(open_page: OpenPage) -> None:
+    page = open_page(line="slow")
+    page.ready()
+    conversation = Conversation("d" * 32, "Long", settings={"seed": SEEDS["slow"]})
+    conversation.entries = [Entry("user", f"Question {i}.") for i in range(50)]
+    page.page.evaluate("text => strata.store.put('d'.repeat(32), 'Long', 1, text)", dump(conversation))
+    page.page.goto(f"{page.url}/?c={conversation.id}")
+    page.say("Go on for ever")
+    expect(page.answers).to_contain_text("go on on")
+    page.button("Show earlier messages").click()
+    expect(page.said).to_have_count(51)
+    expect(page.answers).to_contain_text("go on on")
+    words = page.answers.inner_text().count("on")
+    page.page.wait_for_function(
+        f"document.querySelector('.strata-answer').innerText.split('on').length > {words + 20}"
+    )
+    page.button("Stop").click()
+    expect(page.answers).to_contain_text("stopped by you")
 
 
 def test_answer_streams_and_stops(open_page: OpenPage) -> None:

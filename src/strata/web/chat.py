@@ -97,7 +97,16 @@ class Chat:
 
     async def _show_earlier(self) -> None:
         async with self._changing:
-            await self._show(len(self._views) + SHOWN)
+            run, num_shown = self.run, len(self._views) + SHOWN
+            self.leave()  # what follows the run has a view that goes
+            await self._show_with(run, num_shown)
+
+    async def _show_with(self, run: Run | None, num_shown: int = SHOWN) -> None:
+        """Show the conversation, and follow the answer under way if there is one."""
+        self.run = run
+        await self._show(num_shown)
+        if run is not None:
+            self._follow(run)
 
     def _show_entry(self, entry: Entry) -> None:
         run = self.run if self.run is not None and self.run.entry is entry else None
@@ -137,16 +146,14 @@ class Chat:
         async with self._changing:
             self.leave()
             self.conversation = await self._kept(id_)
-            self.run = self.runs.find(self.conversation.id)
-            if self.run is not None:
-                self.conversation = self.run.conversation
+            run = self.runs.find(self.conversation.id)
+            if run is not None:
+                self.conversation = run.conversation
             self.settings.edit(self.conversation.settings)
             ui.run_javascript(f"strata.opened({json.dumps(self.conversation.id)})")
             self.history.mark(self.conversation.id)
-            await self._show()
+            await self._show_with(run)
             ui.run_javascript("strata.toEnd()")
-            if self.run is not None:
-                self._follow(self.run)
 
     async def _kept(self, id_: str | None) -> Conversation:
         try:
