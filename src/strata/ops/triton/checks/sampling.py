@@ -145,8 +145,9 @@ def _logits() -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _compare_sample(device: torch.device) -> _Cases:
-    lanes = _lanes()
     for kind, logits in _logits():
+        ties = kind != "peaked"  # which decide where filters cut
+        lanes = {name: lane for name, lane in _lanes().items() if not ties or "top" in name or name == "all"}
         got = _choose(logits.repeat(len(lanes), 1), list(lanes.values()), device)
         want = torch.tensor([_reference(logits, lane) for lane in lanes.values()], dtype=torch.int32)
         for i, name in enumerate(lanes):
