@@ -4,6 +4,7 @@ import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import Progress
@@ -13,6 +14,12 @@ from rich.text import Text
 from strata.errors import StrataError
 from strata.hardware.cpu import usable_cpus
 from strata.options import Options
+
+if TYPE_CHECKING:  # without Triton there is none of this
+    from strata.ops.triton.catalog import Launch
+    from strata.ops.triton.proof.budgets import Budgets
+    from strata.ops.triton.proof.compile_all import Result
+    from strata.ops.triton.proof.targets import Target
 
 
 def run(options: Options) -> None:
@@ -63,7 +70,7 @@ def _version() -> str:
     return triton.__version__
 
 
-def _chosen_targets(names: str | None) -> list:
+def _chosen_targets(names: str | None) -> "list[Target]":
     from strata.ops.triton.proof.targets import TARGETS
 
     chosen = [name.strip() for name in names.split(",")] if names else list(TARGETS)
@@ -73,21 +80,24 @@ def _chosen_targets(names: str | None) -> list:
     return [TARGETS[name] for name in chosen]
 
 
-def _compile(chosen: Sequence, targets: Sequence) -> tuple[list, dict[str, str]]:
+def _compile(
+    chosen: "Sequence[Launch]", targets: "Sequence[Target]"
+) -> "tuple[list[Result], dict[str, str]]":
     """The results in the order of launches and targets, and the targets that this Triton does not have."""
     from strata.ops.triton.catalog import launches
     from strata.ops.triton.proof.compile_all import compile_all, lowered
 
     jobs = len(usable_cpus())
     (probe,) = launches("intrinsics")
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    # A thread that refreshes would be forked away from its locks.
+    with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
         task = progress.add_task("asking Triton for its targets", total=None)
         missing = lowered(targets, probe, jobs)
         work = [(launch, target) for launch in chosen for target in targets if target.name not in missing]
         progress.update(task, total=len(work))
 
         def began(launch: str, target: str) -> None:
-            progress.update(task, description=f"{launch} for {target}")
+            progress.update(task, description=f"{launch} for {target}", refresh=True)
 
         results = []
         for result in compile_all(work, jobs, began):
@@ -97,7 +107,7 @@ def _compile(chosen: Sequence, targets: Sequence) -> tuple[list, dict[str, str]]
     return sorted(results, key=lambda result: order[result.launch, result.target]), missing
 
 
-def _rewrite(results: Sequence) -> None:
+def _rewrite(results: "Sequence[Result]") -> None:
     from strata.ops.triton.catalog import launches
     from strata.ops.triton.proof.budgets import PATH, read_budgets, write_budgets
 
@@ -107,7 +117,7 @@ def _rewrite(results: Sequence) -> None:
     Console(stderr=True).print(f"wrote {PATH}", highlight=False)
 
 
-def _rows(result, budgets) -> list[dict]:
+def _rows(result: "Result", budgets: "Budgets") -> list[dict[str, Any]]:
     """A row for each kernel of a launch, or one for its failure."""
     from strata.ops.triton.proof.budgets import kernels_of
 
@@ -120,7 +130,7 @@ def _rows(result, budgets) -> list[dict]:
     ]
 
 
-def _show(rows: list[dict], missing: dict[str, str], budgets_of: str) -> None:
+def _show(rows: list[dict[str, Any]], missing: dict[str, str], budgets_of: str) -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("kernel", "target"):
         table.add_column(heading, no_wrap=True)

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
@@ -11,6 +12,9 @@ from rich.text import Text
 
 from strata.errors import StrataError
 from strata.options import Options
+
+if TYPE_CHECKING:
+    from strata.ops.triton.catalog import Check
 
 
 def run(options: Options) -> None:
@@ -44,7 +48,7 @@ def run(options: Options) -> None:
         raise StrataError(f"{len(failed)} of {len(rows)} checks failed: {', '.join(failed)}")
 
 
-def look_at(check, device: torch.device) -> dict:
+def look_at(check: "Check", device: torch.device) -> dict[str, Any]:
     """What a check gave, as a row: its cases, the largest error, and what is wrong with it if anything is."""
     row = {"check": check.name, "tolerance": check.tolerance, "cases": 0, "error": 0.0, "problem": ""}
     problems = []
@@ -62,7 +66,7 @@ def look_at(check, device: torch.device) -> dict:
     return row
 
 
-def show(rows: Sequence[dict], card: str) -> None:
+def show(rows: Sequence[dict[str, Any]], card: str) -> None:
     """Print the rows as a table."""
     table = Table(title=card, title_justify="left", box=None, pad_edge=False, header_style="bold")
     table.add_column("check", no_wrap=True)

@@ -1,6 +1,7 @@
 """How fast a card's memory and its link are, by trying."""
 
 import statistics
+from collections.abc import Callable
 
 import torch
 import triton
@@ -54,7 +55,8 @@ def card_bandwidths(device: torch.device, num_bytes: int = 256 << 20) -> dict[st
     }
 
 
-def _seconds(work, device: torch.device) -> float:
+def _seconds(work: Callable[[], object], device: torch.device) -> float:
+    """Of a try that is neither the best nor the worst; the first, which compiles, does not count."""
     work()
     times = []
     for _ in range(_TRIES):

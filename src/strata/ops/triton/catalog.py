@@ -13,6 +13,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from types import ModuleType
 
 import torch
 
@@ -120,6 +121,6 @@ def _matches(name: str, patterns: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern.strip()) for pattern in patterns.split(","))
 
 
-def _modules() -> list:
+def _modules() -> list[ModuleType]:
     names = sorted(module.name for module in pkgutil.iter_modules(_checks.__path__))
     return [importlib.import_module(f"{_checks.__name__}.{name}") for name in names]

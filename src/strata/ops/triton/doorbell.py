@@ -8,19 +8,29 @@ The memory is pinned, which CUDA and HIP map for the card at the address that th
 is rung by a store and the flag watched by loads, never by read-modify-write, which over PCIe is not possible
 everywhere. Triton before 3.9 has no atomic loads and stores; so the release is an atomic on the card's own
 counter with the scope of the system, which comes after the stores of this and earlier kernels, and gives the
-epoch to store. The flag's loads are scalar: of blocks, AMD's compiler forgets that they are volatile.
+epoch to store. `intrinsics.watch` says why the flag is not watched by a volatile load alone.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.intrinsics import watch
+
+if TYPE_CHECKING:
+    from strata.native._core import JobLayout
+
 TIMED_OUT = -1  # an error besides the server's statuses, which are positive
 MAX_POLLS = 1_000_000  # a poll over PCIe takes about a microsecond; Windows ends a kernel after two seconds
 
-_LAYER, _NUM_ROWS, _NUM_ENTRIES, _DOORBELL, _DONE = 2, 3, 4, 15, 16  # words of a job's header
+_COLUMNS = 1024  # of x that a program copies
+# Words of a job's header.
+_LAYER, _NUM_ROWS, _NUM_ENTRIES, _DOORBELL = (tl.constexpr(word) for word in (2, 3, 4, 15))
+_DONE = 16
+_VOID = tl.constexpr(TIMED_OUT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +57,12 @@ class JobPlace:
     epoch: torch.Tensor
 
 
-def job_place(memory: torch.Tensor, layout, epoch: torch.Tensor) -> JobPlace:
+def job_place(memory: torch.Tensor, layout: "JobLayout", epoch: torch.Tensor) -> JobPlace:
     """The views of a job's place.
 
     Args:
         memory: uint8 `[layout.bytes]`, pinned, with the header that `strata.native.JobMemory` writes.
-        layout: `strata.native`'s `JobLayout`.
+        layout: of the job's parts.
         epoch: see `JobPlace`; holds the header's.
     """
 
@@ -122,9 +132,6 @@ def wait(place: JobPlace, num_entries: torch.Tensor, error: torch.Tensor, max_po
     _wait_kernel[(1,)](done, place.epoch, num_entries, error, max_polls, num_warps=1, enable_fp_fusion=False)
 
 
-_COLUMNS = 1024
-
-
 @triton.jit
 def _publish_kernel(x, mapped, width, BLOCK: tl.constexpr):
     row = tl.program_id(0)
@@ -133,13 +140,8 @@ def _publish_kernel(x, mapped, width, BLOCK: tl.constexpr):
     tl.store(mapped + row * width + column, value, mask=column < width)
 
 
-_LAYER_WORD, _ROWS_WORD, _ENTRIES_WORD, _DOORBELL_WORD = (
-    tl.constexpr(word) for word in (_LAYER, _NUM_ROWS, _NUM_ENTRIES, _DOORBELL)
-)
-_TIMED_OUT = tl.constexpr(TIMED_OUT)
-
-
-@triton.jit
+# One kernel for all layers and counts: small numbers are not worth code of their own.
+@triton.jit(do_not_specialize=["layer", "num_rows"])
 def _ring_kernel(
     words, mapped_experts, mapped_rows, mapped_weights, epoch, layer, num_rows,
     num_entries, experts, rows, weights, BLOCK: tl.constexpr,
@@ -151,27 +153,27 @@ def _ring_kernel(
         tl.store(mapped_experts + i, tl.load(experts + i, mask=listed), mask=listed)
         tl.store(mapped_rows + i, tl.load(rows + i, mask=listed), mask=listed)
         tl.store(mapped_weights + i, tl.load(weights + i, mask=listed), mask=listed)
-        tl.store(words + _LAYER_WORD, layer)
-        tl.store(words + _ROWS_WORD, num_rows)
-        tl.store(words + _ENTRIES_WORD, count)
+        tl.store(words + _LAYER, layer)
+        tl.store(words + _NUM_ROWS, num_rows)
+        tl.store(words + _NUM_ENTRIES, count)
         tl.debug_barrier()  # the other lanes' stores come before this lane's release
         rung = tl.atomic_add(epoch, 1, sem="acq_rel", scope="sys") + 1
-        tl.store(words + _DOORBELL_WORD, rung, cache_modifier=".wt")
+        tl.store(words + _DOORBELL, rung, cache_modifier=".wt")
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["max_polls"])
 def _wait_kernel(done, epoch, num_entries, error, max_polls):
     if (tl.load(num_entries) > 0) & (tl.load(error) == 0):
         rung = tl.load(epoch)
         # `done` and the status beside it come with one load: the server writes the status first.
-        word = tl.load(done, volatile=True)
+        word = watch(done)
         polls = 0
         while (word.to(tl.int32) != rung) & (polls < max_polls):
-            word = tl.load(done, volatile=True)
+            word = watch(done)
             polls += 1
         tl.atomic_add(epoch, 0, sem="acquire", scope="sys")
         if word.to(tl.int32) != rung:
-            tl.store(error, _TIMED_OUT)
+            tl.store(error, _VOID)
         else:
             status = (word >> 32).to(tl.int32)
             if status != 0:

@@ -61,6 +61,39 @@ def _perm(high, low, selectors, _semantic=None):
     return _call("llvm.amdgcn.perm", [high, low, selectors], _semantic)
 
 
+@core.extern
+def _radeon_watch(address, _semantic=None):
+    """A load past every cache, and the wait for it, in the words of each generation."""
+    target = _target(_semantic)
+    if target.startswith("gfx9"):
+        load, wait = "global_load_dwordx2 $0, $1, off glc", "s_waitcnt vmcnt(0)"
+    elif target.startswith("gfx10"):
+        load, wait = "global_load_dwordx2 $0, $1, off glc dlc", "s_waitcnt vmcnt(0)"
+    elif target.startswith("gfx11"):
+        load, wait = "global_load_b64 $0, $1, off glc dlc", "s_waitcnt vmcnt(0)"
+    else:
+        load, wait = "global_load_b64 $0, $1, off scope:SCOPE_SYS", "s_wait_loadcnt 0x0"
+    return core.inline_asm_elementwise(
+        f"{load}\n{wait}", "=&v,v", [address], dtype=core.int64, is_pure=False, pack=1, _semantic=_semantic
+    )
+
+
+@triton.jit
+def watch(pointer):
+    """The int64 that is in memory now, whoever has written it: a scalar load that no compiler may hoist.
+
+    Triton up to 3.8 takes a volatile load of a Radeon out of its loop, and 3.9 one of a block.
+    """
+    if INTERPRETED:
+        return tl.load(pointer, volatile=True)
+    else:
+        RADEON: tl.constexpr = _is_radeon()
+        if RADEON:
+            return _radeon_watch(pointer.to(tl.int64))
+        else:
+            return tl.load(pointer, volatile=True)
+
+
 @triton.jit
 def dot4(a, b, c):
     """`c + sum of a[i] * b[i]` over the four signed bytes of int32 `a` and `b`; int32, wraps around."""
