@@ -92,7 +92,7 @@ def test_long_prompts_are_read_as_fast_as_published(pc, name, quant, published):
 
 
 def test_our_own_card_engine_is_in_the_range():
-    """78 tokens/s on an H200, everything in VRAM, without drafts, copies at 2.77 TB/s: 30 November 2026."""
+    """113 tokens/s on an H200, everything in VRAM, without drafts, copies at 2.77 TB/s: 30 November 2026."""
     card = Card(
         name="H200", arch="sm_90", vram_bytes=139 * GIB, free_bytes=138 * GIB, bandwidth=2.77e12,
         pcie_generation=5, pcie_width=16, compute_units=132, clock_hz=1.83e9,
@@ -101,7 +101,7 @@ def test_our_own_card_engine_is_in_the_range():
     hardware = Hardware(cpu=Cpu(name="", cores=16, isa="amx"), ram=ram, cards=(card,))
     made = plan(hardware, ModelDescription.of_release(GEOMETRIES[FLASH], "iq3_xxs"), Wishes(context=4096))
     assert made.resident_share == 1
-    assert 0.9 * made.decode[0].tokens_per_s <= 78 <= made.decode[1].tokens_per_s
+    assert 0.9 * made.decode[0].tokens_per_s <= 113 <= made.decode[1].tokens_per_s
 
 
 def test_the_reference_pc_holds_as_many_experts_as_published():

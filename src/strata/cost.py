@@ -70,7 +70,7 @@ class Efficiency(msgspec.Struct, frozen=True):
 
 
 # What engines make of their machines, and what is to be had. LOW: Strata decoded Flash-Next in IQ3_XXS, all
-# in VRAM, on an H200 (copies at 2.77 TB/s) in 12.6 ms a token on 30 November 2026, and its kernels of
+# in VRAM, on an H200 (copies at 2.77 TB/s) in 12.6 ms a token when it first ran, and its kernels of
 # experts read 35 of a link's 63 GB/s; SGLang takes 11.5 ms where weights alone would take 5.5 (FIELD.md E
 # 2a). HIGH: an isolated kernel takes 5 us (F 3.1), plain reads over the link reach 51 GB/s. Prompts reach
 # 7.6 % of the peak on an RTX 3090 and an R9700, 13 % on an RTX 5070 and 5090, 16 % on an RX 7900 XTX (C,
