@@ -33,8 +33,8 @@ def compiled(run_strata, *arguments: str) -> tuple[dict[str, dict], dict[str, st
 @pytest.mark.timeout(1600)
 @pytest.mark.slow
 def test_every_launch_compiles_within_its_budget(run_strata):
-    """The rest of the targets: `strata doctor --compile`."""
-    compiled(run_strata, "--targets", "gfx1100,sm_80")
+    """On one target; the others: `strata doctor --compile`."""
+    compiled(run_strata, "--targets", "gfx1100")
 
 
 @pytest.mark.timeout(1600)
