@@ -246,6 +246,35 @@ def test_the_last_message_is_answered_again():
     assert roles(chat.messages) == ["user", "assistant"] * 2
 
 
+def test_an_answer_stays_where_no_other_comes():
+    chat = chat_with(client_of(piece(content="Hi"), DONE))
+    chat.answer("one")
+    before = list(chat.messages)
+    chat.client = client_of(status=400, body='{"error": {"message": "too long"}}')
+    with pytest.raises(ServerError, match="too long"):
+        chat.command("/retry")
+    assert chat.messages == before
+
+
+def test_odd_conversations_are_loaded_or_refused(tmp_path):
+    path, chat = tmp_path / "talk.json", chat_with(client_of())
+    path.write_text("[" * 100_000)
+    with pytest.raises(CommandError, match="is not JSON"):
+        chat.command(f"/load {path}")
+    path.write_text('[{"role": "system"}]')
+    chat.command(f"/load {path}")
+    chat.command("/system")
+
+
+@pytest.mark.parametrize("body", ["hello", "[]", '{"data": [7]}', '{"data": [{"name": "m"}]}'])
+def test_what_is_no_openai_server_is_named(body: str):
+    client = ChatClient("http://server")
+    answer = httpx.Response(200, text=body)
+    client._http = httpx.Client(base_url=client.url, transport=httpx.MockTransport(lambda _: answer))
+    with pytest.raises(ServerError, match="answers, but not as an OpenAI server does"):
+        client.model()
+
+
 def test_a_conversation_is_saved_and_loaded(tmp_path):
     chat, path = chat_with(client_of(piece(content="Hé"), DONE)), tmp_path / "talk.json"
     chat.answer("hello")
@@ -316,6 +345,8 @@ def test_a_stopped_answer_keeps_what_was_shown(monkeypatch):
         ("/save", "is missing"),
         ("/save /none/there", "cannot be written"),
         ("/load /none/there", "cannot be read"),
+        ("/load", "is missing"),
+        ("/save ~nobody-of-this-name/x", "~nobody-of-this-name"),
     ],
 )
 def test_what_a_command_lacks_is_said(command: str, words: str) -> None:

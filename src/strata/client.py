@@ -98,13 +98,21 @@ class ChatClient:
             raise self._unreachable(error) from error
         if response.is_error:
             raise ServerError(_message(response.status_code, response.text))
-        return response.json()
+        try:
+            answer = response.json()
+        except ValueError:
+            answer = None
+        if not isinstance(answer, dict):
+            raise ServerError(f"{self.url} answers, but not as an OpenAI server does")
+        return answer
 
     def model(self) -> dict[str, Any]:
         """The first model that the server lists; its name is the `id`."""
         models = self.get("/v1/models").get("data") or []
         if not models:
             raise ServerError(f"{self.url} serves no model")
+        if not isinstance(models, list) or not isinstance(models[0], dict) or "id" not in models[0]:
+            raise ServerError(f"{self.url} answers, but not as an OpenAI server does")
         return models[0]
 
     def stream(self, model: str, messages: list[dict[str, Any]], **fields: Any) -> Iterator[Delta]:

@@ -180,7 +180,9 @@ def _plan_for_cpu(hardware: Hardware, model: ModelDescription, wishes: Wishes) -
         *_disk_parts(model),
     ]
     read = _read_bytes(model, "f32", context)
-    prompts = [_prompt_speed(model, rates, n, CHUNKS[-1], 1.0, on_card=False) for n in _prompts(model)]
+    prompts = [
+        _prompt_speed(model, rates, n, CHUNKS[-1], 1.0, on_card=False) for n in _prompts(model, context)
+    ]
     notes = [f"{card.name} shares its memory with the processor: not used" for card in hardware.cards]
     return _checked(
         model, wishes, rates, parts, _missing("RAM", budget, parts), notes * wishes.use_card,
@@ -227,7 +229,9 @@ def _plan_for_card(hardware: Hardware, card: Card, model: ModelDescription, wish
     return _checked(
         model, wishes, rates, parts, missing, notes, card=card.name, vram_budget=vram, ram_budget=ram,
         context=context, slots=sum(slots.values()), resident_share=held, prefill_chunk=chunk, decode=decode,
-        prompts=tuple(_prompt_speed(model, rates, n, chunk, held, on_card=True) for n in _prompts(model)),
+        prompts=tuple(
+            _prompt_speed(model, rates, n, chunk, held, on_card=True) for n in _prompts(model, context)
+        ),
     )  # fmt: skip
 
 
@@ -311,8 +315,8 @@ def _held_share(model: ModelDescription, slots: dict[int, int]) -> float:
     return held / int((sizes * counts).sum())
 
 
-def _prompts(model: ModelDescription) -> list[int]:
-    return [tokens for tokens in PROMPTS if tokens <= model.context_length]
+def _prompts(model: ModelDescription, context: int) -> list[int]:
+    return [tokens for tokens in PROMPTS if tokens <= min(context, model.context_length)]
 
 
 def _prompt_speed(

@@ -131,7 +131,7 @@ class ToolOptions(BaseModel):
         int | None,
         Scope("synth"),
         Flag(in_file=False),
-        Field(ge=1, description="Experts of a layer; as many as the model has when not given."),
+        Field(ge=1, le=32767, description="Experts of a layer; as many as the model has when not given."),
     ] = None
     gguf: Annotated[
         Path | None,
@@ -152,7 +152,10 @@ class ToolOptions(BaseModel):
         Field(ge=1, le=1 << 20, description="Length of the prompt that is read."),
     ] = 512
     decode_tokens: Annotated[
-        int, Scope("synth"), Flag(in_file=False), Field(ge=1, description="Tokens that are decoded.")
+        int,
+        Scope("synth"),
+        Flag(in_file=False),
+        Field(ge=1, le=1 << 20, description="Tokens that are decoded."),
     ] = 64
     record_trace: Annotated[
         Path | None,

@@ -7,10 +7,13 @@ import msgspec
 import pytest
 
 from strata.cli import main
+from strata.commands import doctor
 from strata.commands.doctor.facts import Facts, Torch
 from strata.commands.doctor.findings import findings
 from strata.commands.doctor.machine import show
+from strata.errors import StrataError
 from strata.hardware.description import Card, Cpu, Disk, Hardware, Ram
+from strata.options import Options
 
 GIB = 2**30
 RTX = Card(name="RTX 4090", arch="sm_89", vram_bytes=24 * GIB, free_bytes=20 * GIB, link_bandwidth=27e9)
@@ -140,3 +143,16 @@ def test_this_machine_as_json(capsys):
     hardware = Hardware.from_json(json.dumps(told["hardware"]))
     assert hardware.cpu.cores >= 1 and hardware.ram.total_bytes > 0 and not hardware.measured
     assert told["installed"]["version"] and isinstance(told["findings"], list)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"compile": True, "kernels": True}, "one at a time"),
+        ({"targets": "sm_89"}, "go with --compile"),
+        ({"only": "delta*"}, "goes with --compile or --kernels"),
+    ],
+)
+def test_switches_that_would_do_nothing_are_refused(options: dict, says: str):
+    with pytest.raises(StrataError, match=says):
+        doctor.run(Options(**options))

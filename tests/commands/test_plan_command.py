@@ -29,7 +29,8 @@ def test_a_known_model_on_a_described_machine(strata):
     assert text.startswith("qwen3.8-flash-next q2_0 on RTX 5070: fits\n")
     for part in ("expert slots", "dense weights", "experts, pinned", "n-gram table", "experts missed"):
         assert part in text
-    assert "prompt of 32768: " in text and "assumed" not in text
+    assert "prompt of 512: " in text and "assumed" not in text
+    assert "prompt of 32768" not in text, "longer than the context of that plan"
 
 
 def test_without_a_quantisation_each_gets_a_line(strata):

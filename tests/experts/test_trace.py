@@ -1,5 +1,7 @@
 """Made-up routing must be as hard to cache as the real thing, else every predicted speed is wrong."""
 
+import contextlib
+
 import numpy as np
 import pytest
 from helpers.replay import belady, lru
@@ -91,6 +93,14 @@ def test_damaged_files_are_refused(tmp_path):
     for content in (b"", b"PK\x03\x04 nothing", b"hello"):
         path.write_bytes(content)
         with pytest.raises(TraceError, match="not a routing trace"):
+            Trace.load(path)
+    Trace.generate(8, 2, 16, 2).save(path)
+    whole, rng = path.read_bytes(), np.random.default_rng(0)
+    for _ in range(300):  # a trace or a TraceError, nothing else
+        damaged = np.frombuffer(whole, np.uint8).copy()
+        damaged[rng.integers(0, len(damaged), 3)] ^= rng.integers(1, 256, 3, dtype=np.uint8)
+        path.write_bytes(damaged.tobytes())
+        with contextlib.suppress(TraceError):
             Trace.load(path)
     ids = np.zeros((1, 1, 1), np.int16)
     np.savez(path, ids=ids, experts=4)

@@ -54,7 +54,7 @@ def run(options: Options) -> None:
 def _talk(chat: "Chat") -> None:
     if sys.stdin.isatty():
         chat.run()
-    elif text := sys.stdin.read().strip():
+    elif text := sys.stdin.buffer.read().decode("utf-8", "replace").strip():
         chat.once(text)
 
 
@@ -142,7 +142,7 @@ class Chat:
         """Set, show or remove the system message."""
         spoken = [m for m in self.messages if m["role"] != "system"]
         if not text:
-            system = [m["content"] for m in self.messages if m["role"] == "system"]
+            system = [str(m.get("content") or "") for m in self.messages if m["role"] == "system"]
             say(self.console, "\n".join(system) or "there is no system message")
         elif text == '""':
             self.messages = spoken
@@ -166,9 +166,13 @@ class Chat:
         last = next((i for i, m in reversed([*enumerate(self.messages)]) if m["role"] == "user"), None)
         if last is None:
             raise CommandError("/retry: nothing was asked yet")
-        text = self.messages[last]["content"]
+        before = list(self.messages)
         del self.messages[last:]
-        self.answer(text)
+        try:
+            self.answer(before[last]["content"])
+        finally:
+            if len(self.messages) <= last:  # no answer came: the one before stays
+                self.messages = before
 
     def save(self, path: str) -> None:
         """Write the conversation."""
@@ -176,14 +180,16 @@ class Chat:
             raise CommandError("/save: the name of a file is missing")
         text = json.dumps(self.messages, ensure_ascii=False, indent=1)
         try:
-            Path(path).expanduser().write_text(text + "\n", encoding="utf-8")
+            _path(path).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
         say(self.console, f"{len(self.messages)} messages in {path}")
 
     def load(self, path: str) -> None:
         """Go on with a conversation that was saved."""
-        messages = _read_list(Path(path).expanduser(), "messages")
+        if not path:
+            raise CommandError("/load: the name of a file is missing")
+        messages = _read_list(_path(path), "messages")
         if not all(isinstance(m.get("role"), str) for m in messages):
             raise CommandError(f"{path}: holds a message without a role")
         self.messages = messages
@@ -258,13 +264,21 @@ def _speed(timings: dict[str, Any], part: str) -> str:
     return f", {rate:.1f} tokens/s" if rate else ""
 
 
+def _path(text: str) -> Path:
+    """A path that a person typed."""
+    try:
+        return Path(text).expanduser()
+    except RuntimeError as error:  # ~ of nobody
+        raise CommandError(f"{text}: {error}") from error
+
+
 def _read_list(path: Path, what: str) -> list[dict[str, Any]]:
     """A list of objects from a JSON file."""
     try:
         items = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise CommandError(f"{path}: cannot be read: {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CommandError(f"{path}: is not JSON: {error}") from error
     if not isinstance(items, list) or not all(isinstance(item, dict) for item in items):
         raise CommandError(f"{path}: is not a list of {what}")

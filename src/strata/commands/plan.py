@@ -57,13 +57,8 @@ def _models(options: Options, model: str) -> list[ModelDescription]:
 
 
 def _hardware(options: Options) -> Hardware:
-    """The machine that was asked for: a file's, or this one with what was said to be different."""
-    if options.hardware is not None:
-        return _described(options.hardware)
-    from strata.commands.doctor.facts import native_isa
-    from strata.hardware.machine import this_machine
-
-    hardware = this_machine(Path.cwd(), native_isa()[0])
+    """The machine that was asked for: a file's or this one, with what was said to be different."""
+    hardware = _this_machine() if options.hardware is None else _described(options.hardware)
     changed = {}
     if options.card is not None:
         changed["cards"] = () if options.card.lower() == "none" else (known_card(options.card),)
@@ -73,6 +68,13 @@ def _hardware(options: Options) -> Hardware:
     cpu = {"cores": options.cores, "memory_bandwidth": (options.memory_bandwidth or 0) * 1e9}
     changed["cpu"] = msgspec.structs.replace(hardware.cpu, **{name: n for name, n in cpu.items() if n})
     return msgspec.structs.replace(hardware, **changed)
+
+
+def _this_machine() -> Hardware:
+    from strata.commands.doctor.facts import native_isa
+    from strata.hardware.machine import this_machine
+
+    return this_machine(Path.cwd(), native_isa()[0])
 
 
 def _described(path: Path) -> Hardware:
@@ -126,10 +128,11 @@ def _show(console: Console, p: Plan) -> None:
             f"of the others the processor computes {100 * slow.cpu_share:.0f} %"
         )
     console.print(f"context {p.context} tokens, {p.lanes} at a time; prompts in pieces of {p.prefill_chunk}")
-    console.print(f"expected: {_tokens_per_s(p.decode)} tokens/s; a step, in ms (slow and fast case):")
-    console.print(_steps(p.decode))
-    for prompt in p.prompts:
-        console.print(f"prompt of {prompt.tokens}: {_prompt(prompt)} tokens/s")
+    if p.fits:
+        console.print(f"expected: {_tokens_per_s(p.decode)} tokens/s; a step, in ms (slow and fast case):")
+        console.print(_steps(p.decode))
+        for prompt in p.prompts:
+            console.print(f"prompt of {prompt.tokens}: {_prompt(prompt)} tokens/s")
     for reason in p.reasons:
         console.print(f"- {reason}")
     if p.changes:

@@ -11,12 +11,14 @@ its parent died, by its end.
 
 import asyncio
 import contextlib
+import os
 import secrets
 import subprocess
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import zmq
@@ -68,8 +70,17 @@ class WorkerProcess:
         router.setsockopt(zmq.LINGER, 0)
         port = router.bind_to_random_port("tcp://127.0.0.1")
         token = secrets.token_hex(32)
+        # Not in the terminal's group: Ctrl+C is the server's to hear, which then ends its engine.
+        apart: dict[str, Any] = (
+            {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
+            if os.name == "nt"
+            else {"process_group": 0}
+        )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "strata.engine.worker"], stdin=subprocess.PIPE, stderr=subprocess.PIPE
+            [sys.executable, "-m", "strata.engine.worker"],
+            stdin=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            **apart,
         )
         assert self.process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # died at once: the exit is reported as any other

@@ -7,6 +7,7 @@ holds it to them.
 """
 
 import zipfile
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,12 @@ LEAN, SLOPE, THRESHOLD = 5.06, 0.63, 0.42
 SKEW = 0.18  # deviation of what is the same for every text: "static skew is weak"
 TOPIC_TOKENS = 4800.0
 CONTEXT, CONTEXT_TOKENS = 0.81, 4.4
+
+
+# What numpy and zipfile raise on bytes that are no such file.
+_DAMAGES = (
+    ValueError, KeyError, TypeError, EOFError, RuntimeError, MemoryError, zlib.error, zipfile.BadZipFile,
+)  # fmt: skip
 
 
 class TraceError(StrataError):
@@ -93,7 +100,7 @@ class Trace:
                 version, ids, experts = int(file["version"]), file["ids"], int(file["experts"])
         except OSError as error:
             raise TraceError(f"{path}: cannot be read: {error.strerror or error}") from error
-        except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+        except _DAMAGES as error:
             raise TraceError(f"{path}: is not a routing trace: {error}") from error
         if version != VERSION:
             raise TraceError(f"{path}: is a trace of version {version}; this Strata reads version {VERSION}")

@@ -110,7 +110,8 @@ async def build(backend: Backend, pages: Sequence[Page]) -> None:
 
 def _read(url: str, backend: Backend) -> tuple[list[tuple[str, str]], dict[str, str], list[Package]]:
     """Pages on clients as HTML, facts of the model's file, and packages."""
-    clients = [(page.name, render(page.text)) for page in client_pages(url, backend.name)]
+    pages = client_pages(url, backend.name, backend.options.api_key is not None)
+    clients = [(page.name, render(page.text)) for page in pages]
     try:
         facts = model_facts(backend.options.model)
     except StrataError as error:

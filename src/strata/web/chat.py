@@ -119,7 +119,7 @@ class Chat:
 
     def _hide_from(self, place: int) -> None:
         """Show no more the entry at a place, and those that follow it."""
-        kept = len(self._views) - (len(self.conversation.entries) - place)
+        kept = max(0, len(self._views) - (len(self.conversation.entries) - place))
         for view in self._views[kept:]:
             view.article.delete()
         del self._views[kept:]
@@ -213,13 +213,18 @@ class Chat:
 
     async def _send(self, event: GenericEventArguments) -> None:
         text = event.args
-        if wrong := self.settings.wrong:
+        if not self._usable():
             ui.run_javascript(f"strata.composerFill({json.dumps(text)})")
-            ui.notify(f"{wrong}: this value cannot be used", type="negative")
-            self.settings.drawer.show()
             return
         async with self._changing:
             await self._say(text)
+
+    def _usable(self) -> bool:
+        """Whether the settings can be asked with; tells what is wrong with them, before anything is lost."""
+        if wrong := self.settings.wrong:
+            ui.notify(f"{wrong}: this value cannot be used", type="negative")
+            self.settings.drawer.show()
+        return not wrong
 
     async def _say(self, text: str) -> None:
         if not self.conversation.entries:
@@ -278,12 +283,12 @@ class Chat:
         ui.run_javascript(f"strata.copyMessage({json.dumps(entry.content)})")
 
     async def _edit(self, entry: Entry, text: str) -> None:
-        if text.strip() and await self._cut(entry, "Changing this message"):
+        if text.strip() and self._usable() and await self._cut(entry, "Changing this message"):
             async with self._changing:
                 await self._say(text)
 
     async def _again(self, entry: Entry) -> None:
-        if await self._cut(entry, "Another answer"):
+        if self._usable() and await self._cut(entry, "Another answer"):
             async with self._changing:
                 self._ask()
 

@@ -17,6 +17,7 @@ from strata.web.figures import size
 # The launcher installs Strata in place, so that its source is there; a bare wheel has no such pages.
 CLIENTS = Path(strata.__file__).parents[2] / "docs" / "clients"
 _PAGES_URL, _PAGES_MODEL = "http://127.0.0.1:8080", "qwen3-coder"  # what the pages take for granted
+_NO_KEY = re.compile(r"(\b[A-Z_]+(?:KEY|TOKEN)=)none\b")  # for a server that asks for none
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?://)[^)]*\)")
 
 
@@ -33,11 +34,13 @@ class ClientPage:
     text: str
 
 
-def client_pages(url: str, model: str, folder: Path = CLIENTS) -> list[ClientPage]:
+def client_pages(url: str, model: str, has_key: bool = False, folder: Path = CLIENTS) -> list[ClientPage]:
     """The pages on clients as they are for one server; none where they are not installed."""
     pages = []
     for path in sorted(folder.glob("*.md")):
         text = path.read_text("utf-8").replace(_PAGES_URL, url).replace(_PAGES_MODEL, model)
+        if has_key:
+            text = _NO_KEY.sub(r"\1YOUR-KEY", text)
         title, _, rest = text.partition("\n")
         if path.stem != "README" and title.startswith("# "):
             # Links to other files of the folder would lead nowhere.

@@ -1,5 +1,6 @@
 """`strata doctor`: what this machine is, and whether the kernels are right on it and on others."""
 
+from strata.errors import StrataError
 from strata.options import Options
 
 
@@ -9,6 +10,12 @@ def run(options: Options) -> None:
     Raises:
         StrataError: a kernel does not compile, is over its budget, or disagrees with its reference.
     """
+    if options.compile + options.kernels + options.measure > 1:
+        raise StrataError("--compile, --kernels and --measure: one at a time")
+    if (options.targets or options.rewrite_budgets) and not options.compile:
+        raise StrataError("--targets and --rewrite-budgets go with --compile")
+    if options.only != "*" and not (options.compile or options.kernels):
+        raise StrataError("--only goes with --compile or --kernels")
     if options.compile:
         from strata.commands.doctor.compile import run as look
     elif options.kernels:

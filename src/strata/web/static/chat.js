@@ -21,7 +21,9 @@ Object.assign(strata, {
     observer.observe(scroll);
     observer.observe(scroll.firstElementChild);
     document.addEventListener("keydown", (event) => {
-      if (event.key === "Escape" && strata.answering()) emitEvent("strata_stop");
+      const elsewhere = document.querySelector(".q-dialog, .q-menu") ||
+        event.target.closest?.(".strata-editing, .strata-call, .q-drawer");
+      if (event.key === "Escape" && !elsewhere && strata.answering()) emitEvent("strata_stop");
     });
     strata.composerFill(sessionStorage.getItem("strata.draft") || "");
   },
