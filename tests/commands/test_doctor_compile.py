@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 
 
 # One of each shape of work; all launches take minutes for a target.
-QUICK = "intrinsics,doorbell,router*,attend_window 16*,delta_net window,quantized_matmul Q4_K 1"
+QUICK = "intrinsics,doorbell,router*,attend_window 16*,delta_net window,quantized_matmul Q4_K 2560x2560 1"
 
 
 def compiled(run_strata, *arguments: str) -> tuple[dict[str, dict], dict[str, str]]:
