@@ -67,7 +67,7 @@ class CardModel:
             raise UnsupportedModelError(f"{model.config.architecture} does not run on a card yet")
         self.model, self.weights, self.host = model, weights, host
         self.addresses = cache.table.tensor
-        self.lanes, self.context = lanes, context
+        self.lanes = lanes
         device = weights.card.device
         pages = -(-context // PAGE)
         table = torch.arange(lanes * pages, dtype=torch.int32, device=device).view(lanes, pages)
