@@ -85,19 +85,29 @@ class CardModel:
         self._output = self.memory.product(model.output)
 
     def _block(self, block: HyperBlock, blocks: Sequence[HyperBlock]) -> "CardHyperBlock":
-        addresses = counts = None
-        if isinstance(block.ffn, Experts):
-            key = block.ffn.experts
-            addresses, counts = self.addresses[key], self.counts[key]
-        return CardHyperBlock(block, self.memory, addresses, counts)
+        counts = self.counts[block.ffn.experts] if isinstance(block.ffn, Experts) else None
+        return CardHyperBlock(block, self.memory, counts)
 
-    def rows(self, lane: torch.Tensor, position: torch.Tensor, accepted: torch.Tensor, commit: bool) -> Rows:
-        """`Rows` of this model; see there."""
+    @property
+    def num_layers(self) -> int:
+        """Blocks."""
+        return len(self._blocks)
+
+    def rows(
+        self,
+        lane: torch.Tensor,
+        position: torch.Tensor,
+        accepted: torch.Tensor,
+        commit: bool,
+        addresses: torch.Tensor | None = None,
+    ) -> Rows:
+        """`Rows` of this model, whose experts are where the cache's table says, or `addresses`; see there."""
         return Rows(
             lane,
             position,
             accepted,
             commit,
+            self.addresses if addresses is None else addresses,
             self._inv_freq,
             self.model.rotary.attention_factor,
             self._block_size,
@@ -105,13 +115,25 @@ class CardModel:
 
     def step(self, inputs: Inputs, rows: Rows) -> torch.Tensor:
         """Queue the computation of all rows; returns their logits, float32 `[rows, vocab]`."""
+        stream = self.embed(inputs)
+        for layer in range(self.num_layers):
+            stream = self.block(layer, stream, inputs, rows)
+        return self.logits(stream)
+
+    def embed(self, inputs: Inputs) -> "Streams":
+        """What the first block reads."""
         streams = self.model.output_hc.streams
-        stream = Streams(inputs.embedding[:, None].expand(-1, streams, -1).contiguous())
-        for layer, block in enumerate(self._blocks):
-            if self._ple is not None and layer == self.model.ple_layer:
-                assert inputs.ngrams is not None
-                stream = Streams(self._ple(stream.written(), inputs.ngrams, rows))
-            stream = block(stream, rows)
+        return Streams(inputs.embedding[:, None].expand(-1, streams, -1).contiguous())
+
+    def block(self, layer: int, stream: "Streams", inputs: Inputs, rows: Rows) -> "Streams":
+        """Queue the computation of one block, counted from 0."""
+        if self._ple is not None and layer == self.model.ple_layer:
+            assert inputs.ngrams is not None
+            stream = Streams(self._ple(stream.written(), inputs.ngrams, rows))
+        return self._blocks[layer](stream, rows)
+
+    def logits(self, stream: "Streams") -> torch.Tensor:
+        """float32 `[rows, vocab]` of what the last block has left."""
         _, x, _ = self._output_hc.read(stream)
         return self._output(x)[0]
 
@@ -136,6 +158,11 @@ class Streams:
     residual: torch.Tensor
     output: torch.Tensor | None = None
     inject: torch.Tensor | None = None
+
+    def last(self) -> "Streams":
+        """Those of the last row."""
+        parts = (self.residual, self.output, self.inject)
+        return Streams(*(None if part is None else part[-1:] for part in parts))
 
     def written(self) -> torch.Tensor:
         """The streams with the output added."""
@@ -178,7 +205,6 @@ class CardHyperBlock:
         self,
         block: HyperBlock,
         memory: Memory,
-        addresses: torch.Tensor | None,
         counts: torch.Tensor | None,
     ):
         self._hc_attn = CardHyperConnection(block.hc_attn, memory)
@@ -186,7 +212,7 @@ class CardHyperBlock:
         kind = CardDeltaNet if isinstance(block.mixer, DeltaNet) else CardGatedAttention
         self.mixer = kind(block.mixer, memory)
         if isinstance(block.ffn, Experts):
-            self.ffn = CardExperts(block.ffn, memory, addresses, counts)
+            self.ffn = CardExperts(block.ffn, memory, counts)
         else:
             self.ffn = CardFeedForward(block.ffn, memory)
 

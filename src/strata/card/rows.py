@@ -16,6 +16,7 @@ class Rows:
         position: int32 `[rows]`.
         accepted: int32 `[lanes]`, how many of a lane's rows in the window before stand (`ops.triton.lanes`).
         commit: the rows stand, as a prompt's do.
+        addresses: int64 `[layers with experts, experts]`, where this step finds each expert.
         inv_freq: float32 `[pairs]`, inverse frequencies of the rotation.
         factor: of cosines and sines.
         block: tokens of a block of sparse attention; 0 where there is none.
@@ -29,6 +30,7 @@ class Rows:
     position: torch.Tensor
     accepted: torch.Tensor
     commit: bool
+    addresses: torch.Tensor
     inv_freq: torch.Tensor
     factor: float
     block: int = 0
