@@ -17,6 +17,10 @@ class DownloadError(StrataError):
     """A model cannot be fetched: not found, no access, no room, or the transfer broke. Says how to go on."""
 
 
+class EngineError(StrataError):
+    """The engine cannot go on, and must be started again: a card or its driver failed."""
+
+
 class RequestError(StrataError):
     """A request cannot be served as it was written.
 

@@ -14,6 +14,9 @@ class FakeTicket:
     def done(self) -> bool:
         return self.landed
 
+    def gate(self) -> None:
+        pass
+
 
 class FakeCard:
     """What `strata.card.device.Card` does, on the CPU.

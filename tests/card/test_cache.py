@@ -57,7 +57,8 @@ def test_the_first_contents_are_those_that_were_learned(share: float):
     card = FakeCard()
     store = new_store(card)
     frequency = np.arange(LAYERS * EXPERTS, dtype=np.float32)
-    cache = ExpertCache(card, store, int(share * TOTAL * 2), slack=1, frequency=frequency)
+    cache = ExpertCache(card, store, frequency)
+    cache.allocate(int(share * TOTAL * 2), slack=1)
     cache.fill(np.argsort(-frequency))
     addresses = cache.table.tensor.numpy()
     assert_whole(store, addresses)
@@ -74,7 +75,8 @@ def test_the_first_contents_are_those_that_were_learned(share: float):
 def test_no_window_reads_a_slot_that_is_written(data: st.DataObject):
     card = FakeCard()
     store = new_store(card)
-    cache = ExpertCache(card, store, data.draw(st.integers(0, TOTAL)), slack=data.draw(st.integers(1, 3)))
+    cache = ExpertCache(card, store)
+    cache.allocate(data.draw(st.integers(0, TOTAL)), slack=data.draw(st.integers(1, 3)))
     cache.fill(range(LAYERS * EXPERTS))
     running = []  # (the table as the window sees it, its ticket)
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))
@@ -101,7 +103,8 @@ def test_no_window_reads_a_slot_that_is_written(data: st.DataObject):
 def test_what_is_used_comes_to_be_held():
     card = FakeCard()
     store = new_store(card)
-    cache = ExpertCache(card, store, TOTAL // 3, slack=1)
+    cache = ExpertCache(card, store)
+    cache.allocate(TOTAL // 3, slack=1)
     cache.fill(range(LAYERS * EXPERTS))
     wanted = np.zeros(LAYERS * EXPERTS, int)
     wanted[[7, 15, 23]] = 1
@@ -112,3 +115,18 @@ def test_what_is_used_comes_to_be_held():
         card.synchronize()
     assert cache.residency.held[[7, 15, 23]].all()
     assert cache.hits > cache.misses > 0
+
+
+def test_slots_can_be_given_out_anew():
+    card = FakeCard()
+    store = new_store(card)
+    cache = ExpertCache(card, store)
+    for budget in (TOTAL, TOTAL // 4, 0, TOTAL // 2):
+        cache.allocate(budget, slack=1)
+        cache.fill(range(LAYERS * EXPERTS))
+        addresses = cache.table.tensor.numpy()
+        assert_whole(store, addresses)
+        first, end = cache.slots.tolist()
+        inside = (addresses >= first) & (addresses < end)
+        assert np.array_equal(inside.reshape(-1), cache.residency.held)
+        assert end - first == cache.num_bytes <= budget

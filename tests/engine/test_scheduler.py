@@ -14,7 +14,7 @@ from strata.engine.messages import (
 )
 from strata.engine.scheduler import Scheduler
 from strata.engine.session import common_prefix
-from strata.errors import StrataError
+from strata.errors import EngineError, StrataError
 from strata.models.base import PREFILL_CHUNK
 from tests.engine.fakes import VOCAB, HashModel
 
@@ -29,7 +29,7 @@ class CountingLane:
         self.tokens: list[int] = []
         self.until = until
         self.error: Exception | None = None
-        self.num_resets = 0
+        self.num_resets = self.num_prepared = 0
 
     def match(self, prompt):
         return min(common_prefix(self.tokens, prompt), len(prompt) - 1)
@@ -42,6 +42,9 @@ class CountingLane:
     def prefill(self):
         self.tokens = self.prompt[: len(self.tokens) + CHUNK]
         return len(self.tokens)
+
+    def prepare(self):
+        self.num_prepared += 1
 
     def decode(self):
         if self.error is not None:
@@ -329,3 +332,30 @@ def test_company_changes_no_answer(recurrent: bool) -> None:
     assert together == answers(1, list(reversed(prompts)))
     for name in prompts:
         assert answers(2, [name])[name] == together[name]
+
+
+def test_all_lanes_prepare_before_any_decodes():
+    order = []
+
+    class Watched(CountingLane):
+        def prepare(self):
+            order.append("p")
+
+        def decode(self):
+            order.append("d")
+            return super().decode()
+
+    run = Run(Watched(), Watched())
+    for name in "ab":
+        run.submit(name, [1, 2], max_tokens=3)
+    run.finish()
+    assert "ppdd" in "".join(order), "both prepared before either decoded"
+    assert order.count("p") == order.count("d")
+
+
+def test_an_engine_that_cannot_go_on_does_not():
+    run = Run(CountingLane())
+    run.lanes[0].error = EngineError("the card is gone")
+    run.submit("a", [1, 2])
+    with pytest.raises(EngineError, match="gone"):
+        run.finish()

@@ -6,12 +6,12 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from strata.errors import StrataError
+from strata.errors import EngineError
 
 _PORTABLE_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped; HIP has the same numbers
 
 
-class CardError(StrataError):
+class CardError(EngineError):
     """The card or its driver refused something; says what and what to do."""
 
 
@@ -20,6 +20,9 @@ class Ticket(Protocol):
 
     def done(self) -> bool:
         """Whether all of them have landed."""
+
+    def gate(self) -> None:
+        """Let what the current stream is given from now on wait for them."""
 
 
 class Card:
@@ -62,9 +65,16 @@ class Card:
         """End what `register` began, once no kernel reads the memory."""
         torch.cuda.cudart().cudaHostUnregister(memory.ctypes.data)
 
-    def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Ticket:
-        """Begin to copy each `(destination on the card, registered source)` beside the current stream."""
+    def copy(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]], after: Ticket | None = None) -> Ticket:
+        """Begin to copy each `(destination on the card, registered source)` beside the current stream.
+
+        Args:
+            pairs: in this order.
+            after: what must be done before the first destination may be written.
+        """
         with torch.cuda.stream(self._copies):
+            if after is not None:
+                after.gate()
             for destination, source in pairs:
                 destination.copy_(source, non_blocking=True)
             return _Recorded(self._copies.record_event())
@@ -84,3 +94,6 @@ class _Recorded:
 
     def done(self) -> bool:
         return self._event.query()
+
+    def gate(self) -> None:
+        torch.cuda.current_stream().wait_event(self._event)

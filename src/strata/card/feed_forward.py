@@ -35,6 +35,10 @@ class CardExperts:
         layer: router, experts and the shared one.
         memory: see there.
         counts: int32 `[experts]` of the layer, to which its choices are added.
+
+    Attributes:
+        forced: int16 `[tokens, experts of a token]`, to be used by position in place of the router's choice;
+            None: the router chooses.
     """
 
     def __init__(self, layer: Experts, memory: Memory, counts: torch.Tensor):
@@ -43,6 +47,7 @@ class CardExperts:
         self._counts = counts
         self._workspace, self._host, self._slots = memory.workspace, memory.host, memory.slots
         self._shape = memory.weights.expert_shape(layer.experts)
+        self.forced: torch.Tensor | None = None
         self._windows: dict[int, tuple[ExpertBuffers, HostShare]] = {}  # by their rows
         gates = [layer.ffn_gate_inp]
         self._shared = None
@@ -56,7 +61,9 @@ class CardExperts:
     def __call__(self, x: Activations, rows: Rows) -> torch.Tensor:
         """Activations of a block's input -> float32 `[rows, width]`."""
         logits = float_matmul(x.x, self._router, self._workspace)
-        ids, shares, shared_share = route(logits, self._used, self._normalize, rows.lane, self._counts)
+        ids, shares, shared_share = route(
+            logits, self._used, self._normalize, rows.lane, self._counts, rows.position, self.forced
+        )
         addresses = rows.addresses[self._key]
         if len(rows) > WINDOW_ROWS:
             return self._prompt(x, ids, shares, shared_share, addresses, rows)

@@ -34,7 +34,7 @@ class Memory:
         page_table: int32 `[lanes, pages of a lane]`.
         pages: of each layer.
         kv_type: float16 or int8, of keys and values.
-        slots: first address of the card's experts, and the first behind them.
+        slots: int64 `[2]`, first address of the card's experts, and the first behind them.
         host: who computes the share of the missed experts that is the processor's; None: nobody.
     """
 
@@ -44,7 +44,7 @@ class Memory:
     page_table: torch.Tensor
     pages: int
     kv_type: torch.dtype
-    slots: tuple[int, int]
+    slots: torch.Tensor
     host: HostExperts | None
 
     @property
@@ -57,6 +57,8 @@ class Memory:
 
 class CardDeltaNet:
     """`layers.delta_net.DeltaNet` and its state of all lanes."""
+
+    bytes_per_token = 0
 
     def __init__(self, net: DeltaNet, memory: Memory):
         projections = net.project
@@ -91,10 +93,9 @@ class CardDeltaNet:
         )
         return self._out(Activations(y, quantized))[0]
 
-    def reset(self, lane: int) -> None:
-        """Forget a lane's sequence."""
-        self.state.memory[lane].zero_()
-        self.state.past[lane].zero_()
+    def state_of(self, lane: int) -> list[torch.Tensor]:
+        """What is remembered of a lane's sequence, to be copied from and to; zeros at its beginning."""
+        return [self.state.memory[lane], self.state.past[lane]]
 
 
 class CardGatedAttention:
@@ -117,6 +118,9 @@ class CardGatedAttention:
             linears += [layer.indexer.q_proj, layer.indexer.k_proj]
             block, budget = layer.block_size, layer.budget
         self._project = memory.product(*linears)
+        self.bytes_per_token = self._kv.bytes_per_token + (
+            0 if self._index is None else self._index.bytes_per_token
+        )
         self._plan = plan_attention(self._kv, self._heads, block=block, budget=budget)
         self._parts = Parts.new(self._plan, WINDOW_ROWS, memory.device)
 
@@ -135,8 +139,9 @@ class CardGatedAttention:
             attend_prompt(*common, out, gate, blocks)
         return self._out(Activations(out))[0]
 
-    def reset(self, lane: int) -> None:
+    def state_of(self, lane: int) -> list[torch.Tensor]:
         """Nothing: positions say what of the pages belongs to a sequence."""
+        return []
 
 
 class CardIndexer:
@@ -149,6 +154,7 @@ class CardIndexer:
         self._norms = indexer.q_norm.weight, indexer.k_norm.weight
         self._epsilon = indexer.q_norm.epsilon
         self._state = IndexState.new(kv, layer.block_size, self._dim)
+        self.bytes_per_token = self._state.block_keys.nbytes // (self._state.block_keys.shape[0] * PAGE)
         max_blocks = kv.shape.lane_pages * (PAGE // layer.block_size)
         self._scratch = Scratch(WINDOW_ROWS, max_blocks, layer.budget, memory.device)
 

@@ -18,6 +18,7 @@ from strata.layers.block import HyperBlock
 from strata.layers.delta_net import DeltaNet
 from strata.layers.hyper_connection import HyperConnection
 from strata.layers.moe import Experts
+from strata.models import Model
 from strata.models.qwen4exp import Qwen4Exp
 from strata.ops.triton import hyper_connection
 from strata.ops.triton.float_matmul import Workspace
@@ -63,11 +64,10 @@ class CardModel:
         kv_type: torch.dtype = torch.float16,
         host: HostExperts | None = None,
     ):
-        if not isinstance(model, Qwen4Exp):
-            raise UnsupportedModelError(f"{model.config.architecture} does not run on a card yet")
+        self.require(model)
         self.model, self.weights, self.host = model, weights, host
         self.addresses = cache.table.tensor
-        self.lanes = lanes
+        self.lanes, self.context = lanes, context
         device = weights.card.device
         pages = -(-context // PAGE)
         table = torch.arange(lanes * pages, dtype=torch.int32, device=device).view(lanes, pages)
@@ -84,6 +84,12 @@ class CardModel:
         self._output_hc = CardHyperConnection(model.output_hc, self.memory)
         self._output = self.memory.product(model.output)
 
+    @staticmethod
+    def require(model: Model) -> None:
+        """Raise UnsupportedModelError for an architecture that does not run on a card yet."""
+        if not isinstance(model, Qwen4Exp):
+            raise UnsupportedModelError(f"{model.config.architecture} does not run on a card yet")
+
     def _block(self, block: HyperBlock, blocks: Sequence[HyperBlock]) -> "CardHyperBlock":
         counts = self.counts[block.ffn.experts] if isinstance(block.ffn, Experts) else None
         return CardHyperBlock(block, self.memory, counts)
@@ -92,6 +98,11 @@ class CardModel:
     def num_layers(self) -> int:
         """Blocks."""
         return len(self._blocks)
+
+    def experts_of(self, layer: int) -> int | None:
+        """The row of a block's experts in tables of addresses and counts; None for a dense one."""
+        ffn = self.model.blk[layer].ffn
+        return ffn.experts if isinstance(ffn, Experts) else None
 
     def rows(
         self,
@@ -137,12 +148,37 @@ class CardModel:
         _, x, _ = self._output_hc.read(stream)
         return self._output(x)[0]
 
+    def state_of(self, layer: int, lane: int) -> list[torch.Tensor]:
+        """What a block remembers of a lane's sequence, to be copied from and to; zeros at its beginning.
+
+        Of a model that can be cut anywhere there is nothing.
+        """
+        ple = self._ple is not None and layer == self.model.ple_layer
+        return self._blocks[layer].mixer.state_of(lane) + (self._ple.state_of(lane) if ple else [])
+
+    def force_routes(self, ids: torch.Tensor) -> None:
+        """Use experts as a trace says, by position: int16 `[tokens, layers with experts, used]`.
+
+        Only before a step is captured. Made-up weights choose evenly, which no cache likes.
+        """
+        layers = [block.ffn for block in self._blocks if isinstance(block.ffn, CardExperts)]
+        for index, ffn in enumerate(layers):
+            ffn.forced = ids[:, index].to(self.addresses.device).contiguous()
+
+    def state_bytes(self) -> int:
+        """What `state_of` gives for a lane, over all blocks."""
+        layers = range(self.num_layers)
+        return sum(tensor.nbytes for layer in layers for tensor in self.state_of(layer, 0))
+
+    def bytes_per_token(self) -> int:
+        """Of the keys and values of all blocks."""
+        return sum(block.mixer.bytes_per_token for block in self._blocks)
+
     def reset(self, lane: int) -> None:
         """Forget a lane's sequence."""
-        for block in self._blocks:
-            block.mixer.reset(lane)
-        if self._ple is not None:
-            self._ple.reset(lane)
+        for layer in range(self.num_layers):
+            for tensor in self.state_of(layer, lane):
+                tensor.zero_()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,6 +37,6 @@ class CardNgramMemory:
             residual, key, value, self._weights, self.state, rows.lane, rows.accepted, rows.commit
         )
 
-    def reset(self, lane: int) -> None:
-        """Forget a lane's sequence."""
-        self.state.past[lane].zero_()
+    def state_of(self, lane: int) -> list[torch.Tensor]:
+        """What is remembered of a lane's sequence, to be copied from and to; zeros at its beginning."""
+        return [self.state.past[lane]]

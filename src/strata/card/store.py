@@ -29,7 +29,7 @@ class ExpertStore:
         self.record_bytes = record_bytes
         self._card = card
         sizes = [-(-experts * size // _PAGE) * _PAGE for size in record_bytes]
-        self._map = mmap.mmap(-1, sum(sizes))
+        self._map = mmap.mmap(-1, max(sum(sizes), _PAGE))  # a dense model has none
         if hasattr(mmap, "MADV_HUGEPAGE"):
             self._map.madvise(mmap.MADV_HUGEPAGE)
         memory = np.frombuffer(self._map, dtype=np.uint8)
@@ -43,6 +43,11 @@ class ExpertStore:
         self.addresses = starts[:, None] + np.arange(experts) * np.array(record_bytes)[:, None]
         self._registrar = ThreadPoolExecutor(1, "strata-register")
         self._registered: dict[int, Future[None]] = {}
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of all records."""
+        return sum(layer.nbytes for layer in self._layers)
 
     def records(self, layer: int) -> np.ndarray:
         """uint8 `[experts, record bytes]`, to be written before `fill`."""

@@ -1,14 +1,16 @@
 """Windows: steps of a fixed number of rows, captured once and replayed without Python inside."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 import torch
 
 from strata.card.host_experts import HostExperts
 from strata.card.model import CardModel, Inputs
+from strata.card.sampling import CardSampler
+
+_FIELDS = ("lane", "position", "tokens", "is_answer")  # int32 of a row
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,14 +20,20 @@ class Row:
     Args:
         lane: whose.
         position: of its token in the lane's sequence.
+        token: id.
+        is_answer: the token was chosen, not given.
         embedding: float32 `[width]`, of its token.
         ngram: float32 `[table width]`, what the n-gram table has for it; None without one.
+        mask: int32 `[ceil(vocab / 32)]`, bits of the tokens that may follow; None: all.
     """
 
     lane: int
     position: int
+    token: int
+    is_answer: bool
     embedding: torch.Tensor
     ngram: torch.Tensor | None
+    mask: np.ndarray | None = None
 
 
 class Window:
@@ -33,22 +41,31 @@ class Window:
 
     Args:
         model: whose state it reads and leaves rows pending in.
+        sampler: chooses what follows each row.
         size: rows.
 
     Attributes:
-        logits: float32 `[size, vocab]` in host memory, of the rows of the run that `wait` has waited for.
+        logits: float32 `[size, vocab]` on the card, of the rows of the run that `wait` has waited for.
+        counts: int32 `[layers with experts, experts]` in host memory: how often that run used each expert.
     """
 
-    def __init__(self, model: CardModel, size: int):
-        self._model, self.size = model, size
-        card, config = model.weights.card, model.model.config
+    def __init__(self, model: CardModel, sampler: CardSampler, size: int):
+        self._model, self._sampler, self.size = model, sampler, size
+        card = model.weights.card
         self._host = _Inputs.new(model, size, card.pinned)
-        self._card = _Inputs.new(model, size, partial(torch.zeros, device=card.device))
-        self.logits = card.pinned(size, config.vocab_size, dtype=torch.float32)
+        self._card = _Inputs.new(
+            model, size, lambda *shape, dtype: torch.zeros(shape, dtype=dtype, device=card.device)
+        )
+        self._all = np.full(self._host.mask.shape[1], -1, np.int32)
+        self._masked = [True] * size  # rows whose mask is not `_all`
+        self._chosen = torch.zeros(size, dtype=torch.int32, device=card.device)
+        self._result = card.pinned(size, dtype=torch.int32)
         self._error = card.pinned(1, dtype=torch.int32)
+        self.counts = card.pinned(*model.counts.shape, dtype=torch.int32)
+        self.logits: torch.Tensor
         self._done: torch.cuda.Event
         self._graph = torch.cuda.CUDAGraph()
-        self._host.lane.fill_(-1)
+        self._host.integers[0].fill_(-1)
         side = torch.cuda.Stream(card.device)  # a capture must not be a kernel's first run
         with torch.cuda.stream(side):
             for _ in range(2):
@@ -63,62 +80,71 @@ class Window:
 
         Args:
             rows: at most `size`; those of a lane are neighbours, by position.
-            accepted: how many rows of each lane stand of those that the window before left pending.
+            accepted: how many rows of each lane stand of those that the step before left pending.
         """
         host = self._host
-        host.lane.fill_(-1)
+        integers = host.integers.numpy()
+        integers[0] = -1
         for i, row in enumerate(rows):
-            host.lane[i], host.position[i] = row.lane, row.position
+            integers[:, i] = row.lane, row.position, row.token, row.is_answer
             host.embedding[i] = row.embedding
             if host.ngrams is not None:
                 host.ngrams[i] = row.ngram
-        host.accepted[:] = torch.tensor(accepted, dtype=torch.int32)
+            if row.mask is not None or self._masked[i]:
+                host.mask.numpy()[i] = self._all if row.mask is None else row.mask
+                self._masked[i] = row.mask is not None
+        host.accepted.numpy()[:] = accepted
         self._graph.replay()
         self._done = torch.cuda.current_stream(self._model.weights.card.device).record_event()
 
-    def wait(self) -> np.ndarray:
-        """Logits float32 `[size, vocab]` of the step that was queued last.
+    def wait(self) -> list[int]:
+        """The token that was chosen after each row of the step that was queued last; -1: none could be.
 
         Raises:
             CardError: the processor did not do its share.
         """
         self._done.synchronize()
         HostExperts.check(int(self._error))
-        return self.logits.numpy()
+        return self._result.tolist()
 
     def _step(self) -> None:
-        card = self._card
+        card, model = self._card, self._model
         card.copy_from(self._host)
-        rows = self._model.rows(card.lane, card.position, card.accepted, commit=False)
-        logits = self._model.step(Inputs(card.embedding, card.ngrams), rows)
-        self.logits.copy_(logits, non_blocking=True)
-        if self._model.host is not None:
-            self._error.copy_(self._model.host.error, non_blocking=True)
+        lane, position, tokens, is_answer = card.integers.unbind()
+        self._sampler.commit(card.accepted)
+        rows = model.rows(lane, position, card.accepted, commit=False)
+        self.logits = model.step(Inputs(card.embedding, card.ngrams), rows)
+        self._sampler.choose(self.logits, lane, position, tokens, is_answer, card.mask, self._chosen)
+        self._result.copy_(self._chosen, non_blocking=True)
+        self.counts.copy_(model.counts, non_blocking=True)
+        model.counts.zero_()
+        if model.host is not None:
+            self._error.copy_(model.host.error, non_blocking=True)
 
 
 @dataclass(frozen=True, slots=True)
 class _Inputs:
     """What a window is given, in host memory or on the card."""
 
-    lane: torch.Tensor
-    position: torch.Tensor
+    integers: torch.Tensor  # int32 [fields, rows]
     accepted: torch.Tensor
     embedding: torch.Tensor
     ngrams: torch.Tensor | None
+    mask: torch.Tensor
 
     @classmethod
-    def new(cls, model: CardModel, size: int, zeros) -> "_Inputs":
-        ple = model.model.ple
+    def new(cls, model: CardModel, size: int, zeros: Callable[..., torch.Tensor]) -> "_Inputs":
+        config, ple = model.model.config, model.model.ple
         return cls(
-            zeros(size, dtype=torch.int32),
-            zeros(size, dtype=torch.int32),
+            zeros(len(_FIELDS), size, dtype=torch.int32),
             zeros(model.lanes, dtype=torch.int32),
-            zeros(size, model.model.config.embedding_length, dtype=torch.float32),
+            zeros(size, config.embedding_length, dtype=torch.float32),
             None if ple is None else zeros(size, ple.table.width, dtype=torch.float32),
+            zeros(size, -(-config.vocab_size // 32), dtype=torch.int32),
         )
 
     def copy_from(self, host: "_Inputs") -> None:
-        for name in ("lane", "position", "accepted", "embedding", "ngrams"):
+        for name in ("integers", "accepted", "embedding", "ngrams", "mask"):
             target = getattr(self, name)
             if target is not None:
                 target.copy_(getattr(host, name), non_blocking=True)

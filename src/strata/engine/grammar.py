@@ -53,16 +53,24 @@ class TokenMask:
         Raises:
             RequestError: the grammar cannot be followed further.
         """
+        words = self.words()
+        if words is None:
+            return None
+        return np.unpackbits(words.view(np.uint8), bitorder="little")[: self._vocab_size].astype(bool)
+
+    def words(self) -> np.ndarray | None:
+        """As `allowed`, int32 `[ceil(vocab_size / 32)]`: bits of the tokens, lowest first."""
         if self._free:
             return None
-        words = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        found = np.frombuffer(self._matcher.compute_bitmask(), np.uint32)
         self._check()
-        mask = np.zeros(self._vocab_size, bool)
-        bits = np.unpackbits(words, bitorder="little")[: self._vocab_size]
-        mask[: len(bits)] = bits
+        words = np.zeros(-(-self._vocab_size // 32), np.uint32)
+        words[: len(found)] = found[: len(words)]
+        if rest := self._vocab_size % 32:
+            words[-1] &= (1 << rest) - 1
         if self._escape_id is not None:
-            mask[self._escape_id] = True
-        return mask
+            words[self._escape_id // 32] |= 1 << self._escape_id % 32
+        return words.view(np.int32)
 
     def accept(self, token_id: int) -> None:
         """The answer goes on with this token."""

@@ -24,6 +24,9 @@ class Lane(Protocol):
     def prefill(self) -> int:
         """Read the next part of the prompt; returns how many of its tokens are read by now."""
 
+    def prepare(self) -> None:
+        """`decode` will be called, as it will of all other lanes that this is called for now."""
+
     def decode(self) -> list[Token]:
         """The next tokens of the answer, once the whole prompt is read; none means: ask again."""
 
@@ -55,6 +58,9 @@ class ModelLane:
     def prefill(self) -> int:
         self._logits = self.session.prefill()
         return len(self.session.tokens)
+
+    def prepare(self) -> None:
+        """Nothing: lanes on the processor are computed one after the other."""
 
     def decode(self) -> list[Token]:
         mask = self._sampler.mask

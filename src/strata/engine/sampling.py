@@ -73,7 +73,7 @@ class Sampler:
         self.position += 1
         if self.params.logprobs is None:
             return Token(chosen)
-        return _with_logprobs(logits, chosen, self.params.logprobs)
+        return with_logprobs(logits, chosen, self.params.logprobs)
 
     def _penalise(self, logits: np.ndarray) -> np.ndarray:
         """float64 `[vocab_size]`: logits with bias and penalties."""
@@ -121,7 +121,7 @@ def _filtered(ids: np.ndarray, x: np.ndarray, p: SamplingParams) -> tuple[np.nda
     return ids, x
 
 
-def _with_logprobs(logits: np.ndarray, chosen: int, num_top: int) -> Token:
+def with_logprobs(logits: np.ndarray, chosen: int, num_top: int) -> Token:
     x = logits.astype(np.float64)
     x -= x.max()
     x -= np.log(np.exp(x).sum())

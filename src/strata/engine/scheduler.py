@@ -19,7 +19,7 @@ import msgspec
 from strata.engine.grammar import GrammarCompiler, TokenMask
 from strata.engine.lane import Lane
 from strata.engine.messages import Event, Failed, Finished, Generate, LaneUse, Progress, Tokens, Totals
-from strata.errors import RequestError, StrataError
+from strata.errors import EngineError, RequestError, StrataError
 
 COMPILE_POLL_S = 0.01  # how long the engine waits for grammars before it looks for messages
 
@@ -132,7 +132,10 @@ class Scheduler:
         reading = next((job for job in self._running.values() if job.reading), None)
         if reading is not None:
             self._guard(self._prefill, reading)
-        for job in [job for job in self._running.values() if not job.reading]:
+        writing = [job for job in self._running.values() if not job.reading]
+        for job in writing:
+            self._guard(self._prepare, job)
+        for job in writing:
             self._poll()
             if job.request.id in self._running:  # else cancelled by `poll`
                 self._guard(self._decode, job)
@@ -163,6 +166,11 @@ class Scheduler:
         if not job.reading and job.max_tokens == 0:
             self._finish(job, "length")
 
+    @staticmethod
+    def _prepare(job: _Job) -> None:
+        assert job.lane is not None
+        job.lane.prepare()
+
     def _decode(self, job: _Job) -> None:
         assert job.lane is not None
         sent, reason = [], None
@@ -187,6 +195,8 @@ class Scheduler:
         """Do one unit of work for a request; what goes wrong in it ends this request only."""
         try:
             work(job)
+        except EngineError:
+            raise
         except Exception as error:
             code, field_ = "internal_error", None
             if isinstance(error, RequestError):

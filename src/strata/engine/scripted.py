@@ -152,6 +152,9 @@ class ScriptedLane:
         self.tokens += self._prompt[start : start + PROMPT_PART]
         return len(self.tokens)
 
+    def prepare(self) -> None:
+        """Nothing to prepare."""
+
     def decode(self) -> list[Token]:
         if self._rest:
             byte, self._rest = self._rest[0], self._rest[1:]

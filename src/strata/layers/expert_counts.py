@@ -38,7 +38,11 @@ class ExpertCounts:
         if not self._ids:
             return
         chosen = torch.bincount(torch.cat(self._ids).flatten(), minlength=len(self.total))
+        num_tokens, self._ids, self._num_tokens = self._num_tokens, [], 0
+        self.add(chosen, num_tokens)
+
+    def add(self, chosen: torch.Tensor, num_tokens: int) -> None:
+        """Add the choices of some tokens, counted elsewhere: integers `[experts]`."""
         self.total += chosen
-        self.recent *= 0.5 ** (self._num_tokens / HALF_LIFE_TOKENS)
+        self.recent *= 0.5 ** (num_tokens / HALF_LIFE_TOKENS)
         self.recent += chosen
-        self._ids, self._num_tokens = [], 0

@@ -55,6 +55,14 @@ class PagedKV(NamedTuple):
         return cls(k, v, page_table, *scales)
 
     @property
+    def bytes_per_token(self) -> int:
+        """Of keys, values and scales."""
+        pages, _, page, _ = self.k.shape
+        return sum(t.nbytes for t in (self.k, self.v, self.k_scales, self.v_scales) if t is not None) // (
+            pages * page
+        )
+
+    @property
     def shape(self) -> KVShape:
         _, kv_heads, page, dim = self.k.shape
         return KVShape(kv_heads, page, dim, self.page_table.shape[1], self.k_scales is not None)

@@ -45,9 +45,10 @@ def _is_missed(ids, addresses, begin, end, e, num_entries):
 
 @triton.jit
 def _place_kernel(
-    ids, weights, addresses, begin, end, take, host_entry, num_host, host_experts, host_rows, host_weights,
+    ids, weights, addresses, slots, take, host_entry, num_host, host_experts, host_rows, host_weights,
     num_entries, SLOTS: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
+    begin, end = tl.load(slots), tl.load(slots + 1)
     e = tl.arange(0, E)
     expert, missed = _is_missed(ids, addresses, begin, end, e, num_entries)
     first = tl.full((E,), E, tl.int32)  # entry that names the same expert first
@@ -83,7 +84,7 @@ def place_misses(
     ids: torch.Tensor,
     weights: torch.Tensor,
     addresses: torch.Tensor,
-    slots: tuple[int, int],
+    slots: torch.Tensor,
     take: torch.Tensor,
     share: HostShare,
 ) -> None:
@@ -93,13 +94,14 @@ def place_misses(
         ids: int32 or int64 `[rows, slots]`; an unused row has -1.
         weights: float32 `[rows, slots]`.
         addresses: int64 `[experts]`.
-        slots: first address of the card's slots and the first behind them: an expert elsewhere is missed.
+        slots: int64 `[2]`, first address of the card's slots and the first behind them: an expert elsewhere
+            is missed.
         take: int32 `[rows * slots + 1]`.
         share: written.
     """
     entries = ids.numel()
     _place_kernel[(1,)](
-        ids, weights, addresses, *slots, take, share.host_entry, share.num_entries, share.experts,
+        ids, weights, addresses, slots, take, share.host_entry, share.num_entries, share.experts,
         share.rows, share.weights, entries, SLOTS=ids.shape[1],
         E=max(_COMPARED.value, triton.next_power_of_2(entries)), num_warps=4, enable_fp_fusion=False,
     )  # fmt: skip

@@ -8,36 +8,45 @@ from strata.ops.triton.arithmetic import sigmoid
 
 
 @triton.jit
-def _route(logits, lane, ids, weights, shared, counts, logits_stride, EXPERTS: tl.constexpr,
-           USED: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr, NORMALIZE: tl.constexpr,
-           SHARED: tl.constexpr):  # fmt: skip
+def _route(logits, lane, position, forced, num_forced, ids, weights, shared, counts, logits_stride,
+           EXPERTS: tl.constexpr, USED: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
+           NORMALIZE: tl.constexpr, SHARED: tl.constexpr):  # fmt: skip
     """A program is a row."""
     row = tl.program_id(0)
     logits += row * logits_stride
     expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
+    is_slot = slot < USED
+    if tl.load(lane + row) < 0:
+        tl.store(ids + row * USED + slot, -1, is_slot)
+        return
     logit = tl.load(logits + expert, expert < EXPERTS, other=float("-inf"))
     share = tl.exp(logit - tl.max(logit, 0))
     share = share / tl.sum(share, 0)
     share = tl.where(share == share, share, 0.0)  # NaNs choose the first experts, not memory anywhere
-    # One maximum finds the largest share and the lowest expert of those that have it: shares are positive,
-    # so their bits are ordered as they are.
-    key = (share.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (BLOCK - 1 - expert)
     chosen, shares = tl.zeros([SLOTS], tl.int32), tl.zeros([SLOTS], tl.float32)
-    for index in range(USED):
-        best = tl.max(key, 0)
-        found = BLOCK - 1 - (best & (BLOCK - 1)).to(tl.int32)
-        chosen = tl.where(slot == index, found, chosen)
-        shares = tl.where(slot == index, (best >> 32).to(tl.int32).to(tl.float32, bitcast=True), shares)
-        key = tl.where(expert == found, -1, key)
+    if forced is None:
+        # One maximum finds the largest share and the lowest expert of those that have it: shares are
+        # positive, so their bits are ordered as they are.
+        key = (share.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (BLOCK - 1 - expert)
+        for index in range(USED):
+            best = tl.max(key, 0)
+            found = BLOCK - 1 - (best & (BLOCK - 1)).to(tl.int32)
+            chosen = tl.where(slot == index, found, chosen)
+            shares = tl.where(slot == index, (best >> 32).to(tl.int32).to(tl.float32, bitcast=True), shares)
+            key = tl.where(expert == found, -1, key)
+    else:
+        forced += (tl.load(position + row) % num_forced).to(tl.int64) * USED
+        for index in range(USED):
+            found = tl.load(forced + index).to(tl.int32)
+            chosen = tl.where(slot == index, found, chosen)
+            shares = tl.where(slot == index, tl.sum(tl.where(expert == found, share, 0.0), 0), shares)
     if NORMALIZE:
         shares = shares / tl.sum(shares, 0)
-    is_slot = slot < USED
     tl.store(ids + row * USED + slot, chosen, is_slot)
     tl.store(weights + row * USED + slot, shares, is_slot)
     if SHARED:
         tl.store(shared + row, sigmoid(tl.load(logits + EXPERTS)))
-    limit = tl.where(tl.load(lane + row) < 0, 0, USED)
-    tl.atomic_add(counts + chosen, 1, slot < limit, sem="relaxed")
+    tl.atomic_add(counts + chosen, 1, is_slot, sem="relaxed")
 
 
 def route(
@@ -46,6 +55,8 @@ def route(
     normalize: bool,
     lane: torch.Tensor,
     counts: torch.Tensor,
+    position: torch.Tensor | None = None,
+    forced: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The `num_used` most probable experts of each row, most probable first, equal ones by their index.
 
@@ -54,8 +65,11 @@ def route(
             `[rows, experts + 1]`; rows may lie apart.
         num_used: experts of a row.
         normalize: divide the chosen probabilities by their sum.
-        lane: int32 `[rows]`; rows of lane -1 are not counted.
+        lane: int32 `[rows]`; rows of lane -1 go nowhere: their experts are -1, their weights anything.
         counts: int32 `[experts]` of the layer, to which the choices of all rows are added.
+        position: int32 `[rows]`, only with `forced`.
+        forced: int16 `[tokens, num_used]`: experts by position, from the start again at the end, in place of
+            the most probable ones (`engine/routing.py`).
 
     Returns:
         experts int32 `[rows, num_used]`, weights float32 `[rows, num_used]`, and the sigmoid of the shared
@@ -66,9 +80,11 @@ def route(
     ids = torch.empty(num_rows, num_used, dtype=torch.int32, device=logits.device)
     weights = logits.new_empty(num_rows, num_used)
     shared = logits.new_empty(num_rows) if has_shared else None
+    num_forced = 0 if forced is None else forced.shape[0]
     _route[(num_rows,)](
-        logits, lane, ids, weights, shared, counts, logits.stride(0), EXPERTS=num_experts, USED=num_used,
-        BLOCK=triton.next_power_of_2(num_experts), SLOTS=triton.next_power_of_2(num_used),
-        NORMALIZE=normalize, SHARED=has_shared, num_warps=1, enable_fp_fusion=False,
+        logits, lane, position, forced, num_forced, ids, weights, shared, counts, logits.stride(0),
+        EXPERTS=num_experts, USED=num_used, BLOCK=triton.next_power_of_2(num_experts),
+        SLOTS=triton.next_power_of_2(num_used), NORMALIZE=normalize, SHARED=has_shared, num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return ids, weights, shared

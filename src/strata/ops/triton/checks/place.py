@@ -22,17 +22,11 @@ def _reference(ids: torch.Tensor, missed: set[int], take: list[int]) -> list[tup
 
 def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     generator = torch.Generator().manual_seed(0)
-    for rows, slots, experts, held in (
-        (1, 10, 64, 0),
-        (1, 10, 64, 40),
-        (3, 4, 12, 3),
-        (16, 10, 40, 20),
-        (2, 3, 8, 8),
-    ):
-        ids = torch.stack([torch.randperm(experts, generator=generator)[:slots] for _ in range(rows)]).int()
+    for rows, used, experts, held in _CASES:
+        ids = torch.stack([torch.randperm(experts, generator=generator)[:used] for _ in range(rows)]).int()
         if rows == 3:
             ids[1] = -1
-        weights = torch.rand(rows, slots, generator=generator)
+        weights = torch.rand(rows, used, generator=generator)
         addresses = torch.arange(experts) * 8 + _SLOTS[1]
         addresses[:held] = torch.arange(held) * 8 + _SLOTS[0]
         for share in (0.0, 0.5, 1.0):
@@ -40,11 +34,12 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
             want = _reference(ids, set(range(held, experts)), take)
             got = HostShare.allocate(ids.numel(), device)
             on_card = (x.to(device) for x in (ids, weights, addresses))
-            place_misses(*on_card, _SLOTS, torch.tensor(take, dtype=torch.int32, device=device), got)
+            slots = torch.tensor(_SLOTS, device=device)
+            place_misses(*on_card, slots, torch.tensor(take, dtype=torch.int32, device=device), got)
             host_entry = torch.full((ids.numel(),), -1, dtype=torch.int32)
             for number, (entry, _) in enumerate(want):
                 host_entry[entry] = number
-            case = f"{rows} x {slots}, {held} of {experts} held, share {share}"
+            case = f"{rows} x {used}, {held} of {experts} held, share {share}"
             yield case, got.host_entry, host_entry
             yield f"{case}, number", got.num_entries, torch.tensor([len(want)], dtype=torch.int32)
             n = len(want)
@@ -52,7 +47,7 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
             yield (
                 f"{case}, rows",
                 got.rows[:n],
-                torch.tensor([e // slots for e, _ in want], dtype=torch.int32),
+                torch.tensor([e // used for e, _ in want], dtype=torch.int32),
             )
             yield f"{case}, weights", got.weights[:n], weights.flatten()[[e for e, _ in want]]
 
@@ -62,7 +57,8 @@ def _launch(rows: int) -> None:
         *(meta(n, dtype=torch.int32) for n in (rows * 10, 1, rows * 10, rows * 10)), meta(rows * 10)
     )
     take, addresses = meta(rows * 10 + 1, dtype=torch.int32), meta(512, dtype=torch.int64)
-    place_misses(meta(rows, 10, dtype=torch.int32), meta(rows, 10), addresses, _SLOTS, take, share)
+    slots = meta(2, dtype=torch.int64)
+    place_misses(meta(rows, 10, dtype=torch.int32), meta(rows, 10), addresses, slots, take, share)
 
 
 CHECKS = [Check("place", _compare)]

@@ -1,6 +1,7 @@
 """The router's choice against the reference."""
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 
@@ -13,17 +14,29 @@ CASES = ((3, 512, 10, True), (4, 48, 8, False))  # rows, experts, used, normalis
 
 def _run(device: torch.device):
     """Per case its name, what the kernel gave and the counts it left, and what the reference says."""
-    for rows, experts, used, normalize in CASES:
+    for (rows, experts, used, normalize), force in product(CASES, (False, True)):
         generator = torch.Generator().manual_seed(experts)
         logits = torch.randn(rows, experts + 1, generator=generator) * 3
         logits[1, 5:20] = logits[1].max() + 1  # equal ones
         logits[2, :experts] = 0
         lane = torch.tensor([0, 1, -1, 1][:rows], dtype=torch.int32, device=device)
         counts = torch.zeros(experts, dtype=torch.int32, device=device)
-        got = route(logits.to(device), used, normalize, lane, counts)
-        want = reference.route(logits[:, :experts], used, normalize)
-        counted = torch.bincount(want[0][lane.cpu() >= 0].flatten(), minlength=experts)
-        yield f"{used} of {experts}", (*got, counts), (*want, logits[:, experts].sigmoid(), counted)
+        position = torch.arange(7, 7 + rows, dtype=torch.int32, device=device)
+        trace = torch.stack([torch.randperm(experts, generator=generator)[:used] for _ in range(5)]).short()
+        forced = trace.to(device) if force else None
+        got = route(logits.to(device), used, normalize, lane, counts, position, forced)
+        plain = logits[:, :experts]
+        if force:
+            ids = trace[position.cpu() % 5].long()
+            want = ids, reference.shares_of(plain, ids, normalize)
+        else:
+            want = reference.route(plain, used, normalize)
+        some = (lane >= 0).cpu()
+        counted = torch.bincount(want[0][some].flatten(), minlength=experts)
+        got = [part[some.to(device)] for part in got]
+        want = [part[some] for part in (*want, logits[:, experts].sigmoid())]
+        name = f"{used} of {experts}{', forced' if force else ''}"
+        yield name, (*got, counts), (*want, counted)
 
 
 def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:

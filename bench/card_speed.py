@@ -1,0 +1,139 @@
+"""Tokens per second on a card, with the memory of smaller ones: Qwen3.8-Flash-Next with made-up weights.
+
+    python bench/card_speed.py [--budgets all,24576,16384,12288] [--layers 48] [--json FILE]
+
+The real geometry in IQ3_XXS, its routers' choices forced to a made-up trace with the published skew and
+persistence (`strata.experts.trace`). The model is loaded once; for each budget (MiB of the card that Strata
+may use, its runtime included) the experts' slots are given out anew, in the order of an earlier part of the
+trace. Then prompts are read and tokens decoded while the policy goes on exchanging experts. Medians of three
+prompts, and of the decoded tokens' times.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import torch
+
+from strata.card import loading
+from strata.engine.card_lane import card_lanes
+from strata.engine.messages import SamplingParams
+from strata.experts.trace import Trace
+from strata.formats.geometry import GEOMETRIES
+from strata.formats.mixes import find_mix
+from strata.formats.synthetic import SyntheticCheckpoint
+from strata.hardware.bandwidth import memory_bandwidth
+from strata.hardware.machine import this_machine
+from strata.native import isa
+from strata.plan import Wishes
+
+MIB = 1 << 20
+LEARNED = 2048  # tokens of the trace that slots are given out by at first
+
+
+def say(*words):
+    print(*words, flush=True)
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--budgets", default="all,24576,16384,12288")
+    parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--prompts", default="512,4096")
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--context", type=int, default=40960)
+    parser.add_argument("--cpu-share", type=float)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--profile", action="store_true")
+    args = parser.parse_args()
+    torch.set_grad_enabled(False)
+    geometry = replace(GEOMETRIES["qwen3.8-flash-next"], layers=args.layers)
+    geometry = replace(geometry, hyper=replace(geometry.hyper, ngram_rows=100_000))
+    checkpoint = SyntheticCheckpoint(geometry, find_mix(geometry, "iq3_xxs"))
+    start = time.perf_counter()
+    hardware = this_machine(isa=isa())
+    number, card = loading.find_card(hardware)
+    cpu = msgspec.structs.replace(hardware.cpu, memory_bandwidth=memory_bandwidth(hardware.cpu.cores))
+    hardware = msgspec.structs.replace(hardware, cards=(card,), cpu=cpu)
+    say(f"{card.name}, {cpu.cores} cores {cpu.isa}, memory {cpu.memory_bandwidth / 1e9:.0f} GB/s")
+    trace = Trace.generate(LEARNED + args.context, args.layers, geometry.expert_count, geometry.used)
+    learned = np.zeros((args.layers, geometry.expert_count), np.float32)
+    for layer in range(args.layers):
+        learned[layer] = np.bincount(trace.ids[:LEARNED, layer].reshape(-1), minlength=geometry.expert_count)
+    trace = Trace(trace.ids[LEARNED:], trace.experts)
+    say(f"trace after {time.perf_counter() - start:.1f} s")
+    wishes = Wishes(context=args.context, lanes=1, vram_budget_bytes=24576 * MIB)
+    loaded = loading.load_on_card(
+        checkpoint, hardware, number, wishes, lambda *_: None, frequency=learned.reshape(-1), trace=trace,
+        cpu_share=args.cpu_share,
+    )  # fmt: skip
+    runner, cache = loaded.runner, loaded.runner.cache
+    host = runner.model.host
+    say(f"loaded after {time.perf_counter() - start:.1f} s; {loaded.memory}")
+    say(f"processor takes {host.take[:21].tolist() if host else 0} of 0, 1, ... 20 missed experts")
+    without_slots = card.free_bytes - torch.cuda.mem_get_info(number)[0] - cache.num_bytes
+    total, results = int(cache.residency.size.sum()), []
+    for budget in args.budgets.split(","):
+        room = total if budget == "all" else int(budget) * MIB - without_slots
+        torch.cuda.synchronize()
+        cache.policy.frequency[:] = learned.reshape(-1)
+        cache.allocate(min(room, total), 0 if room >= total else 64)
+        cache.fill(np.argsort(-cache.policy.frequency, kind="stable").tolist())
+        cache.hits = cache.misses = 0
+        result = measure(args, runner, geometry.vocab)
+        result |= {"budget_mib": budget, "slots": cache.num_bytes / 1e9, "held": cache.residency.held.mean()}
+        results.append(result)
+        say(json.dumps(result, default=float))
+    if args.json:
+        report = {"card": card.name, "cores": cpu.cores, "isa": cpu.isa, "memory": loaded.memory}
+        report |= {"layers": args.layers, "chunk": loaded.plan.prefill_chunk, "results": results}
+        args.json.write_text(json.dumps(report, indent=1, default=float))
+    runner.close()
+
+
+def measure(args, runner, vocab):
+    cache, lane = runner.cache, next(iter(card_lanes(runner, 0, 8192)))
+    rng, result = np.random.default_rng(0), {}
+    for length in map(int, args.prompts.split(",")):
+        times = []
+        for _ in range(3 if length <= 4096 else 1):
+            lane.reset()
+            prompt = rng.integers(0, vocab, length).tolist()
+            start = time.perf_counter()
+            lane.begin(prompt, SamplingParams(temperature=0.0))
+            while lane.prefill() < length:
+                pass
+            times.append(time.perf_counter() - start)
+        result[f"prompt_{length}"] = length / statistics.median(times)
+    cache.hits = cache.misses = 0
+    times = []
+    for _ in range(args.tokens):
+        start = time.perf_counter()
+        lane.prepare()
+        lane.decode()
+        times.append(time.perf_counter() - start)
+    result["decode"] = 1 / statistics.median(times[4:])
+    result["decode_mean"] = (len(times) - 4) / sum(times[4:])
+    result["hit_rate"] = cache.hits / max(1, cache.hits + cache.misses)
+    if args.profile:
+        profile_step(runner)
+    return result
+
+
+def profile_step(runner):
+    window = runner._windows[1]
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        window._graph.replay()
+        torch.cuda.synchronize()
+    say(profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=50))
+
+
+if __name__ == "__main__":
+    main()

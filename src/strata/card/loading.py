@@ -1,0 +1,209 @@
+"""A model onto a card: first everything but the experts' slots, then as many slots as there is room for."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import torch
+
+from strata.card.cache import ExpertCache
+from strata.card.device import Card, CardError
+from strata.card.host_experts import HostExperts
+from strata.card.model import CardModel
+from strata.card.runner import CardRunner
+from strata.card.weights import CardWeights
+from strata.cost import HIGH, miss_costs, rates_of
+from strata.errors import StrataError
+from strata.experts.split import finish_times
+from strata.experts.trace import Trace
+from strata.formats.checkpoint import Checkpoint
+from strata.formats.description import ModelDescription
+from strata.hardware import description
+from strata.hardware.description import Hardware
+from strata.models import load_model
+from strata.native import Experts
+from strata.ops.triton.bandwidth import card_bandwidths
+from strata.ops.triton.float_matmul import WINDOW_ROWS
+from strata.plan import Plan, Wishes, plan
+
+_PROBE_BYTES = 32 << 20
+_SMALLER = 0.95  # what is tried where the driver has less memory than it says
+_KV_TYPES = {"f16": torch.float16, "int8": torch.int8}
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedOnCard:
+    """A model on a card.
+
+    Attributes:
+        runner: computes.
+        plan: that it was loaded by.
+        memory: bytes on the card by purpose.
+        host_bytes: experts in host memory.
+    """
+
+    runner: CardRunner
+    plan: Plan
+    memory: dict[str, int]
+    host_bytes: int
+
+
+def find_card(hardware: Hardware, index: int | None = None) -> tuple[int, description.Card] | None:
+    """PyTorch's number of a card, and its description.
+
+    Args:
+        hardware: with its cards.
+        index: PyTorch's number; None: the one with the most free memory.
+
+    Returns:
+        None where PyTorch sees no card (that it is asked for).
+    """
+    if not torch.cuda.is_available():
+        return None
+    count = torch.cuda.device_count()
+    numbers = range(count) if index is None else [index] if index < count else []
+    free = {number: torch.cuda.mem_get_info(number)[0] for number in numbers}
+    if not free:
+        return None
+    number = max(free, key=lambda n: free[n])
+    properties = torch.cuda.get_device_properties(number)
+    place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+    known = next((card for card in hardware.cards if card.pci_address == place), None)
+    if known is None:  # a container may hide what the driver would say
+        arch = getattr(properties, "gcnArchName", "").partition(":")[0]
+        known = description.Card(
+            name=properties.name,
+            arch=arch or f"sm_{properties.major}{properties.minor}",
+            vram_bytes=properties.total_memory,
+            free_bytes=free[number],
+        )
+    return number, known
+
+
+def load_on_card(
+    checkpoint: Checkpoint,
+    hardware: Hardware,
+    number: int,
+    wishes: Wishes,
+    report: Callable[[int, int], None],
+    learn: Callable[[np.ndarray, int], None] = lambda counts, tokens: None,
+    frequency: np.ndarray | None = None,
+    threads: int | None = None,
+    trace: Trace | None = None,
+    cpu_share: float | None = None,
+    held_share: float | None = None,
+) -> LoadedOnCard:
+    """Load a model as `plan` says.
+
+    Args:
+        checkpoint: the model.
+        hardware: with one card, the one that is used.
+        number: PyTorch's of that card.
+        wishes: as of `plan`; also how much of the card's memory may be used.
+        report: gets bytes done and bytes to do.
+        learn: see `CardRunner`.
+        frequency: how often an earlier run used the experts, float32 `[layers * experts]`.
+        threads: of the processor's share.
+        trace: routes to force, for made-up weights.
+        cpu_share: of a layer's missed experts that the processor computes; None: as costs say.
+        held_share: of the experts' bytes that get slots, at most; None: all that there is room for.
+
+    Raises:
+        StrataError: it does not fit, or does not run on a card.
+        CardError: the card refuses.
+    """
+    torch.cuda.set_device(number)
+    card = Card(number)
+    described = msgspec.structs.replace(
+        hardware.cards[0], **card_bandwidths(card.device, num_bytes=_PROBE_BYTES)
+    )
+    torch.cuda.empty_cache()
+    hardware = msgspec.structs.replace(hardware, cards=(described,))
+    model_description = ModelDescription.of_checkpoint(checkpoint)
+    made = plan(hardware, model_description, wishes)
+    if not made.fits:
+        raise StrataError(f"{checkpoint.path}: does not fit on {described.name}. {made.reasons[0]}")
+    weights = CardWeights(checkpoint, card)
+    model = load_model(weights)
+    CardModel.require(model)
+    layers = weights.load_experts(report)
+    cache = ExpertCache(card, weights.store, frequency)
+    take = _take(hardware, model_description, cpu_share)
+    host = _host_experts(card, layers, model_description, model.config.embedding_length, take, threads)
+    on_card = CardModel(model, weights, cache, wishes.lanes, made.context, _KV_TYPES[wishes.kv], host)
+    if trace is not None:
+        on_card.force_routes(torch.from_numpy(trace.ids))
+    ring = sum(part.bytes for part in made.parts if part.purpose == "ring of streamed experts")
+    runner = CardRunner(on_card, cache, ring, described.link_bandwidth or 1e10, learn)
+    runner.warm(made.prefill_chunk)
+    reserve = described.free_bytes - made.vram_budget
+    used = described.free_bytes - torch.cuda.mem_get_info(number)[0]
+    budget = made.vram_budget - used
+    total = int(cache.residency.size.sum())
+    if held_share is not None:
+        budget = min(budget, int(held_share * total))
+    _allocate(cache, max(0, min(budget, total)), number, reserve)
+    return LoadedOnCard(runner, made, _memory(runner, used, ring), weights.store.num_bytes)
+
+
+def _take(hardware: Hardware, model: ModelDescription, share: float | None) -> list[int]:
+    """How many of 0, 1, ... missed experts of a layer the processor takes."""
+    most = WINDOW_ROWS * model.experts_used
+    if share is not None:
+        return [round(share * missed) for missed in range(most + 1)]
+    if not model.expert_bytes:
+        return [0]
+    costs = miss_costs(model, rates_of(hardware, hardware.cards[0], HIGH), rows=1)
+    rows = np.ones(most)
+    return [int(np.argmin(finish_times(rows[:missed], costs))) for missed in range(most + 1)]
+
+
+def _host_experts(
+    card: Card,
+    layers: list[Experts],
+    model: ModelDescription,
+    width: int,
+    take: list[int],
+    threads: int | None,
+) -> HostExperts | None:
+    """The processor's pool, where it has a share."""
+    if not any(take):
+        return None
+    return HostExperts(card, layers, width, WINDOW_ROWS, model.experts_used, take, threads)
+
+
+def _allocate(cache: ExpertCache, budget: int, number: int, reserve: int) -> None:
+    """Slots of `budget` bytes, or of what the driver really has besides the reserve; then fill them."""
+    torch.cuda.empty_cache()
+    budget = min(budget, torch.cuda.mem_get_info(number)[0] - reserve)
+    while budget > 0:
+        try:
+            cache.allocate(budget, slack=_slack(cache, budget))
+            break
+        except torch.cuda.OutOfMemoryError:
+            budget = int(_SMALLER * budget)
+    cache.fill(np.argsort(-cache.policy.frequency, kind="stable").tolist())
+
+
+def _slack(cache: ExpertCache, budget: int) -> int:
+    """Slots of a size that copies may be on their way to; none is needed where all experts have one."""
+    mean = max(1.0, cache.mean_bytes)
+    return 0 if budget >= cache.residency.size.sum() else max(1, min(64, int(budget / mean) // 16))
+
+
+def _memory(runner: CardRunner, used: int, ring: int) -> dict[str, int]:
+    """Where the card's bytes are."""
+    model = runner.model
+    parts = {
+        "dense weights": model.weights.dense_bytes,
+        "keys and values": model.lanes * model.context * model.bytes_per_token(),
+        "recurrent states": model.lanes * model.state_bytes(),
+        "ring of streamed experts": ring,
+        "expert slots": runner.cache.num_bytes,
+    }
+    known = sum(parts.values()) - parts["expert slots"]
+    return {name: size for name, size in {**parts, "runtime and activations": used - known}.items() if size}
+
+
+__all__ = ["CardError", "LoadedOnCard", "find_card", "load_on_card"]

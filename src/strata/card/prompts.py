@@ -1,0 +1,169 @@
+"""Prompts on a card: all tokens of a chunk pass a layer before any passes the next.
+
+So the layer's experts are needed for a short time only. Those that the card does not hold are copied beside
+the computation of the layers before, into one half of a ring; the other half has the layer's that computes.
+What a half has no room for is read in host memory, where it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import torch
+
+from strata.card.cache import ExpertCache
+from strata.card.device import Ticket
+from strata.card.model import CardModel, Inputs, Streams
+from strata.card.rows import Rows
+
+# Rows that pass a layer at once; bounds what lies between its kernels, 1.2 GB for Flash-Next's experts.
+PART_ROWS = 2048
+# Up to so many rows use too few experts for it to pay that all of a layer's are copied.
+IN_PLACE_ROWS = 512
+
+Saved = list[list[torch.Tensor]]  # of each layer, what `CardModel.state_of` gave, in host memory
+
+
+@dataclass(slots=True)
+class _Part:
+    """Some rows of a chunk, and how far they are."""
+
+    end: int  # position behind the last row
+    inputs: Inputs
+    rows: Rows
+    streams: Streams
+
+
+class PromptReader:
+    """Reads chunks of prompts, one lane's at a time; their rows stand at once.
+
+    Args:
+        model: whose state is advanced.
+        cache: what the card holds, which must not change while a chunk is read.
+        ring_bytes: memory for experts on their way.
+    """
+
+    def __init__(self, model: CardModel, cache: ExpertCache, ring_bytes: int):
+        self._model, self._cache, self._card = model, cache, model.weights.card
+        self._half = ring_bytes // 2 // 256 * 256
+        self._ring = self._card.empty(2 * self._half)
+        self._zeros = torch.zeros(model.lanes, dtype=torch.int32, device=self._card.device)
+
+    @property
+    def ring_bytes(self) -> int:
+        """Memory of the ring."""
+        return self._ring.numel()
+
+    def read(
+        self,
+        lane: int,
+        first: int,
+        embedding: torch.Tensor,
+        ngrams: torch.Tensor | None,
+        accepted: torch.Tensor,
+        keep: int | None = None,
+    ) -> tuple[torch.Tensor, Saved | None]:
+        """Queue the computation of the tokens from position `first` on.
+
+        Args:
+            lane: whose.
+            embedding: float32 `[n, width]`, of the tokens.
+            ngrams: float32 `[n, table width]`; None where the model has no n-gram table.
+            accepted: int32 `[lanes]`, of rows that the step before has left pending, on the card.
+            keep: a position behind `first`, up to the chunk's end, where the lane's state is to be copied.
+
+        Returns:
+            Logits float32 `[1, vocab]` of the last token, and the state at `keep`.
+        """
+        num_rows = embedding.shape[0]
+        streamed = _Streamed(self._cache, self._ring, self._half) if num_rows > IN_PLACE_ROWS else None
+        if streamed is not None:
+            streamed.begin_first(self._card.mark())
+        addresses = self._model.addresses if streamed is None else streamed.addresses
+        parts = self._parts(lane, first, embedding, ngrams, accepted, addresses, keep)
+        saved: Saved = []
+        for layer in range(self._model.num_layers):
+            key = self._model.experts_of(layer)
+            if streamed is not None and key is not None:
+                streamed.gate(key)
+            for part in parts:
+                part.streams = self._model.block(layer, part.streams, part.inputs, part.rows)
+                if part.end == keep:
+                    saved.append([tensor.clone() for tensor in self._model.state_of(layer, lane)])
+            if streamed is not None and key is not None:
+                streamed.begin(key + 2, self._card.mark())
+        logits = self._model.logits(parts[-1].streams.last())
+        if keep is None:
+            return logits, None
+        return logits, [[tensor.cpu() for tensor in layer] for layer in saved]
+
+    def _parts(
+        self,
+        lane: int,
+        first: int,
+        embedding: torch.Tensor,
+        ngrams: torch.Tensor | None,
+        accepted: torch.Tensor,
+        addresses: torch.Tensor,
+        keep: int | None,
+    ) -> list[_Part]:
+        device, end = self._card.device, first + embedding.shape[0]
+        cuts = sorted({*range(first, end, PART_ROWS), end, *([keep] if keep is not None else [])})
+        embedding = embedding.to(device)
+        ngrams = None if ngrams is None else ngrams.to(device)
+        position = torch.arange(first, end, dtype=torch.int32, device=device)
+        lanes = torch.full_like(position, lane)
+        parts = []
+        for begin, until in pairwise(cuts):
+            at = slice(begin - first, until - first)
+            inputs = Inputs(embedding[at], None if ngrams is None else ngrams[at])
+            stands = accepted if begin == first else self._zeros
+            rows = self._model.rows(lanes[at], position[at], stands, commit=True, addresses=addresses)
+            parts.append(_Part(until, inputs, rows, self._model.embed(inputs)))
+        return parts
+
+
+class _Streamed:
+    """The experts of a chunk that are not in the cache, by layers in turns in two halves of a ring."""
+
+    def __init__(self, cache: ExpertCache, ring: torch.Tensor, half: int):
+        self._store, self._card, self._ring, self._half = cache.store, cache.card, ring, half
+        self._here: dict[int, Ticket] = {}
+        table = cache.table.current().copy()
+        held = cache.residency.held.reshape(table.shape)
+        wanted = cache.policy.frequency.reshape(table.shape)
+        self._coming: list[np.ndarray] = []
+        for key, size in enumerate(cache.store.record_bytes):
+            missing = np.flatnonzero(~held[key])
+            often = missing[np.argsort(-wanted[key][missing], kind="stable")]
+            coming = np.sort(often[: half // size])
+            table[key, coming] = ring.data_ptr() + key % 2 * half + np.arange(len(coming)) * size
+            self._coming.append(coming)
+        self.addresses = torch.from_numpy(table).to(cache.card.device)
+
+    def begin_first(self, after: Ticket) -> None:
+        """Begin to copy what the first two layers need, once `after` says that the ring is free."""
+        for key in range(2):
+            self.begin(key, after)
+
+    def begin(self, key: int, after: Ticket) -> None:
+        """Begin to copy the experts of a layer, if there is such a layer."""
+        if key >= len(self._coming):
+            return
+        size, records = self._store.record_bytes[key], self._store.records(key)
+        at, pairs = key % 2 * self._half, []
+        for run in _runs(self._coming[key]):
+            source = torch.from_numpy(records[run[0] : run[-1] + 1].reshape(-1))
+            pairs.append((self._ring[at : at + len(run) * size], source))
+            at += len(run) * size
+        self._here[key] = self._card.copy(pairs, after)
+
+    def gate(self, key: int) -> None:
+        """What is queued from now on finds the experts of a layer in the ring."""
+        self._here.pop(key).gate()
+
+
+def _runs(numbers: np.ndarray) -> Sequence[np.ndarray]:
+    """Ascending numbers, cut where one does not follow its predecessor; none give none."""
+    return np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []

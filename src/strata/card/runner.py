@@ -1,0 +1,172 @@
+"""What computes the steps of all lanes on a card, and lets experts move between them."""
+
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from strata.card.cache import ExpertCache
+from strata.card.host_experts import HostExperts
+from strata.card.model import CardModel
+from strata.card.prompts import PromptReader, Saved
+from strata.card.sampling import CardSampler
+from strata.card.window import Row, Window
+from strata.experts.policy import affordable_moves
+from strata.ops.triton.float_matmul import WINDOW_ROWS
+
+PROMPT_WEIGHT = 64  # a chunk of a prompt tells the policy as much as so many tokens of an answer
+_USUAL = 0.1  # weight of a window's time in the average
+
+
+class CardRunner:
+    """Steps on a card: windows for answers, chunks for prompts. One at a time.
+
+    Rows of a window are pending until the next step; all of them stand, as long as nobody calls `forget`.
+
+    Args:
+        model: with all its memory.
+        cache: of its experts.
+        ring_bytes: memory for a prompt's experts on their way.
+        link_bandwidth: bytes per second that copies to the card get.
+        learn: called with how often each expert was used, int32 `[layers with experts, experts]`, and by how
+            many tokens.
+
+    Attributes:
+        sampler: of all lanes.
+    """
+
+    def __init__(
+        self,
+        model: CardModel,
+        cache: ExpertCache,
+        ring_bytes: int,
+        link_bandwidth: float,
+        learn: Callable[[np.ndarray, int], None] = lambda counts, tokens: None,
+    ):
+        self.model, self.cache = model, cache
+        card, config = model.weights.card, model.model.config
+        self.sampler = CardSampler(model.lanes, config.vocab_size, card.device)
+        self._reader = PromptReader(model, cache, ring_bytes)
+        sizes = sorted({WINDOW_ROWS, *(size for size in (1, 2, 4, 8) if size < 2 * model.lanes)})
+        self._windows = {size: Window(model, self.sampler, size) for size in sizes}
+        self._pending = [0] * model.lanes
+        self._link_bandwidth, self._learn = link_bandwidth, learn
+        self._window_s = 0.01
+        self._counts: tuple[np.ndarray, int] | None = None  # of the last step, not yet learned from
+        self._logits: torch.Tensor
+
+    def window(self, rows: Sequence[Row]) -> list[int]:
+        """Compute rows of any lanes, at most `WINDOW_ROWS`; returns the token that follows each.
+
+        While the card computes, the policy looks at the window before and begins exchanges of experts.
+
+        Raises:
+            CardError: the engine cannot go on.
+        """
+        window = next(w for size, w in self._windows.items() if size >= len(rows))
+        start = time.perf_counter()
+        self.cache.refresh()
+        window.run(rows, self._pending)
+        self.cache.launched()
+        self._adapt()
+        chosen = window.wait()[: len(rows)]
+        self._window_s += _USUAL * (time.perf_counter() - start - self._window_s)
+        self._counts = window.counts.numpy().copy(), len(rows)
+        self._pending = [0] * len(self._pending)
+        for row in rows:
+            self._pending[row.lane] += 1
+        self._logits = window.logits
+        return chosen
+
+    def logits(self, index: int) -> np.ndarray:
+        """Float32 `[vocab]` of a row of the last step; a prompt has only its last."""
+        return self._logits[index].cpu().numpy()
+
+    def prompt(
+        self,
+        lane: int,
+        first: int,
+        tokens: Sequence[int],
+        embedding: torch.Tensor,
+        ngrams: torch.Tensor | None,
+        mask: np.ndarray | None,
+        keep: int | None,
+    ) -> tuple[int, Saved | None]:
+        """Compute a chunk of a prompt; returns the token that follows it, and the lane's state at `keep`.
+
+        Args:
+            lane: whose.
+            first: position of the first of `tokens`.
+            embedding, ngrams: of the tokens, as of `PromptReader.read`.
+            mask: as of `Row`, of what follows the last token.
+            keep: see `PromptReader.read`.
+        """
+        self._adapt()
+        self.cache.refresh()
+        accepted = torch.tensor(self._pending, dtype=torch.int32).to(self.model.weights.card.device)
+        self.sampler.commit(accepted)
+        self._pending = [0] * len(self._pending)
+        self._logits, saved = self._reader.read(lane, first, embedding, ngrams, accepted, keep)
+        chosen = self._choose(lane, first + len(tokens) - 1, tokens[-1], mask)
+        self.cache.launched()
+        self._counts = self.model.counts.cpu().numpy(), len(tokens)
+        self.model.counts.zero_()
+        if self.model.host is not None:
+            HostExperts.check(int(self.model.host.error))
+        return chosen, saved
+
+    def _choose(self, lane: int, position: int, token: int, mask: np.ndarray | None) -> int:
+        """What follows a prompt's last token, whose logits are there."""
+        device = self._logits.device
+        integers = torch.tensor([[lane], [position], [token], [0]], dtype=torch.int32).to(device)
+        if mask is None:
+            mask = np.full(-(-self._logits.shape[1] // 32), -1, np.int32)
+        chosen = torch.empty(1, dtype=torch.int32, device=device)
+        self.sampler.choose(self._logits, *integers, torch.from_numpy(mask)[None].to(device), chosen)
+        return int(chosen)
+
+    def warm(self, num_tokens: int) -> None:
+        """Read a prompt of so many tokens: kernels are compiled, and memory that chunks take is taken."""
+        config, ple = self.model.model.config, self.model.model.ple
+        num_tokens = min(num_tokens, self.model.context - 1)
+        embedding = torch.zeros(num_tokens, config.embedding_length)
+        ngrams = None if ple is None else torch.zeros(num_tokens, ple.table.width)
+        self.prompt(0, 0, [0] * num_tokens, embedding, ngrams, None, None)
+        self.reset(0)
+        self._counts = None
+
+    def close(self) -> None:
+        """Drain the card and let host memory go; nothing may be computed any more."""
+        self.model.weights.card.synchronize()
+        if self.model.host is not None:
+            self.model.host.close()
+        self.model.weights.store.close()
+
+    def load(self, lane: int, saved: Saved) -> None:
+        """Return to a state that `prompt` has given for this lane."""
+        self.forget(lane)
+        for layer, tensors in enumerate(saved):
+            for tensor, kept in zip(self.model.state_of(layer, lane), tensors, strict=True):
+                tensor.copy_(kept)
+
+    def reset(self, lane: int) -> None:
+        """A sequence begins."""
+        self.forget(lane)
+        self.model.reset(lane)
+
+    def forget(self, lane: int) -> None:
+        """The lane's pending rows do not stand."""
+        self._pending[lane] = 0
+
+    def _adapt(self) -> None:
+        """Learn from the step before."""
+        if self._counts is None:
+            return
+        counts, tokens = self._counts
+        self._counts = None
+        self._learn(counts, tokens)
+        if not counts.size:
+            return  # a dense model
+        moves = affordable_moves(self._link_bandwidth, self._window_s, self.cache.mean_bytes)
+        self.cache.adapt(counts.reshape(-1) * min(1.0, PROMPT_WEIGHT / tokens), moves)
