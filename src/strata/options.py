@@ -13,13 +13,12 @@ from pydantic import ConfigDict, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
 from strata.flags import Flag, Scope
-from strata.tool_options import ToolOptions
+from strata.tool_options import ENGINE, ToolOptions
 
 CONFIG_FILE = "strata.toml"
 EMBEDDED_MODEL = Path(__file__).parent / "data" / "tiny.gguf"
 
 Think = Literal["off", "low", "medium", "high"]
-_ENGINE = ("serve", "demo", "chat")  # commands that start an engine
 
 
 class Options(ToolOptions):
@@ -35,7 +34,7 @@ class Options(ToolOptions):
     ] = None
     model: Annotated[
         str,
-        Scope(*_ENGINE, "logits"),
+        Scope(*ENGINE, "logits"),
         Flag("MODEL"),
         Field(
             min_length=1,
@@ -69,7 +68,7 @@ class Options(ToolOptions):
     ] = None
     threads: Annotated[
         int | None,
-        Scope(*_ENGINE, "logits", "synth"),
+        Scope(*ENGINE, "logits", "synth"),
         Field(
             ge=1, le=1024, description="CPU threads; the physical cores this process may use when not given."
         ),
@@ -81,13 +80,13 @@ class Options(ToolOptions):
     ] = 4
     context: Annotated[
         int | None,
-        Scope(*_ENGINE, "plan"),
+        Scope(*ENGINE, "plan"),
         Flag("TOKENS"),
         Field(ge=16, description="Longest conversation in tokens; the model's own limit when not given."),
     ] = None
     reference: Annotated[
         bool,
-        Scope(*_ENGINE, "logits"),
+        Scope(*ENGINE, "logits"),
         Field(
             description="Compute with torch on weights decoded to float32: slow, and what the kernels are "
             "compared with."
@@ -95,7 +94,7 @@ class Options(ToolOptions):
     ] = False
     cache_mib: Annotated[
         int | None,
-        Scope(*_ENGINE, "logits"),
+        Scope(*ENGINE, "logits"),
         Flag("MIB"),
         Field(
             ge=0,
@@ -195,7 +194,7 @@ class Options(ToolOptions):
     ] = None
     hf_endpoint: Annotated[
         str | None,
-        Scope("pull", *_ENGINE, "logits"),
+        Scope("pull", *ENGINE, "logits"),
         Flag("URL", env="HF_ENDPOINT"),
         Field(pattern=r"^https?://\S+$", description="Hub to download from."),
     ] = None

@@ -1,4 +1,4 @@
-"""Options of commands that look at machines and models and serve none; part of the schema in `options.py`."""
+"""Options of commands that look at machines and models, and of cards; part of the schema in `options.py`."""
 
 from pathlib import Path
 from typing import Annotated, Literal
@@ -7,9 +7,11 @@ from pydantic import BaseModel, Field
 
 from strata.flags import Flag, Scope
 
+ENGINE = ("serve", "demo", "chat")  # commands that start an engine
+
 
 class ToolOptions(BaseModel):
-    """What `doctor`, `plan` and `synth` take."""
+    """What `doctor`, `plan` and `synth` take, and what says how a card is used."""
 
     compile: Annotated[
         bool,
@@ -58,10 +60,12 @@ class ToolOptions(BaseModel):
     ] = None
     card: Annotated[
         str | None,
-        Scope("plan"),
+        Scope(*ENGINE, "plan"),
         Flag("NAME", in_file=False),
         Field(
-            description="Plan for this card instead of the machine's: 16g, `rtx 4090`, ...; `none` for none."
+            min_length=1,
+            description="`none`: the processor alone; 0, 1, ...: this card of the machine, not the best one; "
+            "plan also takes 16g, `rtx 4090`, ...: as if the machine had it.",
         ),
     ] = None
     ram: Annotated[
@@ -93,13 +97,13 @@ class ToolOptions(BaseModel):
     ] = None
     vram_budget_mib: Annotated[
         int | None,
-        Scope("plan"),
+        Scope(*ENGINE, "plan"),
         Flag("MIB"),
         Field(ge=0, description="Use at most so much of the card's memory; all that is free when not given."),
     ] = None
     vram_reserve_mib: Annotated[
         int | None,
-        Scope("plan"),
+        Scope(*ENGINE, "plan"),
         Flag("MIB"),
         Field(
             ge=0, description="Leave so much of the card's memory free; 700 when not given, 300 below 8 GiB."
@@ -118,7 +122,7 @@ class ToolOptions(BaseModel):
     ] = "as_stored"
     kv: Annotated[
         Literal["f16", "int8"],
-        Scope("plan"),
+        Scope(*ENGINE, "plan"),
         Field(description="Keys and values on the card: f16, or int8, which changes text slightly."),
     ] = "f16"
     layers: Annotated[

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from strata.card.cache import ExpertCache
-from strata.card.device import Card, CardError
+from strata.card.device import Card
 from strata.card.host_experts import HostExperts
 from strata.card.model import CardModel
 from strata.card.runner import CardRunner
@@ -30,6 +30,10 @@ from strata.plan import Plan, Wishes, plan
 _PROBE_BYTES = 32 << 20
 _SMALLER = 0.95  # what is tried where the driver has less memory than it says
 _KV_TYPES = {"f16": torch.float16, "int8": torch.int8}
+
+
+class DoesNotFitError(StrataError):
+    """The planner sees no room on the card."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +114,9 @@ def load_on_card(
         held_share: of the experts' bytes that get slots, at most; None: all that there is room for.
 
     Raises:
-        StrataError: it does not fit, or does not run on a card.
-        CardError: the card refuses.
+        DoesNotFitError: the planner sees no room.
+        UnsupportedModelError: the model does not run on a card yet.
+        card.device.CardError: the card refuses.
     """
     torch.cuda.set_device(number)
     card = Card(number)
@@ -123,7 +128,7 @@ def load_on_card(
     model_description = ModelDescription.of_checkpoint(checkpoint)
     made = plan(hardware, model_description, wishes)
     if not made.fits:
-        raise StrataError(f"{checkpoint.path}: does not fit on {described.name}. {made.reasons[0]}")
+        raise DoesNotFitError(f"{checkpoint.path}: does not fit on {described.name}. {made.reasons[0]}")
     weights = CardWeights(checkpoint, card)
     model = load_model(weights)
     CardModel.require(model)
@@ -204,6 +209,3 @@ def _memory(runner: CardRunner, used: int, ring: int) -> dict[str, int]:
     }
     known = sum(parts.values()) - parts["expert slots"]
     return {name: size for name, size in {**parts, "runtime and activations": used - known}.items() if size}
-
-
-__all__ = ["CardError", "LoadedOnCard", "find_card", "load_on_card"]

@@ -35,13 +35,7 @@ class CardTimeline(Timeline):
         super().__init__(checkpoint_bytes, chunk)
         self.mask: TokenMask | None = None  # of the answer
         self._runner, self._lane = runner, lane
-        model = runner.model
-        self._state_bytes = model.state_bytes()
-        self.recurrent = self._state_bytes > 0
-        self._kv_bytes = model.bytes_per_token()
-
-    def state_bytes(self) -> int:
-        return self._state_bytes + len(self.tokens) * self._kv_bytes
+        self.recurrent = runner.model.state_bytes() > 0
 
     def append(self, token: int) -> Row:
         """The row of a token of the answer, which is taken for read."""
@@ -179,8 +173,8 @@ class CardLane:
         self.timeline.reset()
 
     def holds(self) -> tuple[int, int, int]:
-        timeline = self.timeline
-        return len(timeline.tokens), timeline.state_bytes(), timeline.kept_bytes()
+        # The card's memory for states is taken once for all lanes.
+        return len(self.timeline.tokens), 0, self.timeline.kept_bytes()
 
     @property
     def _ended(self) -> bool:

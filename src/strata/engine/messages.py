@@ -96,7 +96,7 @@ class MemoryPart:
     """What takes memory, and how much; a file is mapped, so that its pages take none that is needed."""
 
     purpose: str  # e.g. "experts", "n-gram table"
-    tier: Literal["RAM", "mapped file"]
+    tier: Literal["VRAM", "RAM", "mapped file"]
     bytes: int
 
 
@@ -107,7 +107,7 @@ class ExpertLayout:
     layers: list[int]  # numbers of the layers that have experts, ascending
     experts: int  # of a layer
     experts_used: int  # by a token
-    tier: Literal["RAM", "mapped file"]  # of all of them
+    tier: Literal["VRAM and RAM", "RAM", "mapped file"]  # with a card, RAM has all and VRAM has copies
 
 
 class ModelInfo(msgspec.Struct, frozen=True):
@@ -226,6 +226,7 @@ class ExpertUse(msgspec.Struct, tag=True, frozen=True):
     total: bytes  # int64
     recent: bytes  # float32
     half_life_tokens: int  # after which a choice weighs half in `recent`
+    held: bytes = b""  # uint8, 1 for an expert in a card's own memory; empty without a card
 
 
 # --- what a worker is started with ------------------------------------------------------------------
@@ -241,6 +242,10 @@ class EngineConfig(msgspec.Struct, frozen=True):
     cache_bytes: int | None = None  # for decoded weights; None: half of the free memory
     context: int | None = None  # None: the model's own limit
     checkpoint_bytes: int = 256 << 20  # for copies of recurrent states, per lane
+    card: str = "auto"  # PyTorch's number of a card, `none`, or `auto`: the best there is, if the model fits
+    vram_budget_bytes: int | None = None  # None: all that is free
+    vram_reserve_bytes: int | None = None  # None: as the planner says
+    kv: Literal["f16", "int8"] = "f16"  # keys and values on a card
 
 
 Request = Generate | Cancel | Ping | CountExperts | Shutdown

@@ -101,10 +101,6 @@ class Timeline(ABC):
         return sum(checkpoint.num_bytes for checkpoint in self._checkpoints)
 
     @abstractmethod
-    def state_bytes(self) -> int:
-        """Memory of the state: keys, values and recurrent parts."""
-
-    @abstractmethod
     def _read(self, tokens: list[int], keep: int | None) -> tuple[Any, StateCheckpoint | None]:
         """Append some of the prompt; also copy the state when it has `keep` tokens, if it ever has."""
 
@@ -154,6 +150,7 @@ class Session(Timeline):
         return logits
 
     def state_bytes(self) -> int:
+        """Memory of the state: keys, values and recurrent parts."""
         return self._state.num_bytes()
 
     def _read(self, tokens: list[int], keep: int | None) -> tuple[torch.Tensor, StateCheckpoint | None]:

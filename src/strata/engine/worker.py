@@ -16,8 +16,10 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from strata.engine.card_loading import load_on_card
 from strata.engine.grammar import GrammarCompiler
 from strata.engine.lane import Lane, ModelLane
+from strata.engine.loaded import LoadedEngine
 from strata.engine.loading import load
 from strata.engine.messages import (
     Cancel,
@@ -40,13 +42,14 @@ from strata.engine.messages import (
 from strata.engine.process import Launch
 from strata.engine.scheduler import Scheduler
 from strata.engine.scripted import CONTEXT_LENGTH, PREFIX, load_script
-from strata.errors import StrataError
+from strata.errors import EngineError, StrataError
+from strata.formats.checkpoint import Checkpoint
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.hardware.cpu import usable_cpus
-from strata.layers.expert_counts import HALF_LIFE_TOKENS, ExpertCounts
+from strata.layers.expert_counts import HALF_LIFE_TOKENS
 from strata.models import open_checkpoint
 
-Loading = tuple[list[Lane], ModelInfo, list[ExpertCounts]]  # what a model is loaded to
+Loading = tuple[list[Lane], ModelInfo, LoadedEngine | None]  # no engine behind a script
 LINGER_MS = 1000  # for the last events to leave
 
 
@@ -56,7 +59,7 @@ class Worker:
     def __init__(self, socket: zmq.Socket, config: EngineConfig):
         self.socket = socket
         load = load_scripted if config.model.startswith(PREFIX) else load_checkpoint
-        lanes, info, self.expert_counts = load(config, self.emit)
+        lanes, info, self._loaded = load(config, self.emit)
         grammars = GrammarCompiler(lambda: tokenizer_of(config.model), info.vocab_size)
         self.scheduler = Scheduler(
             lanes, info.vocab_size, info.context_length, self.emit, self.receive, grammars
@@ -68,14 +71,22 @@ class Worker:
         self.socket.send(encode(event))
 
     def serve(self) -> None:
-        """Answer until `Shutdown`."""
-        while not self.leaving:
-            if self.scheduler.busy:
-                self.scheduler.step()
-            else:
-                self.socket.poll()
-                self.receive()
-        self.scheduler.cancel_all()
+        """Answer until `Shutdown`.
+
+        Raises:
+            EngineError: the engine cannot go on.
+        """
+        try:
+            while not self.leaving:
+                if self.scheduler.busy:
+                    self.scheduler.step()
+                else:
+                    self.socket.poll()
+                    self.receive()
+            self.scheduler.cancel_all()
+        finally:
+            if self._loaded is not None:
+                self._loaded.close()
 
     def receive(self) -> None:
         """Take up all messages that have arrived."""
@@ -88,18 +99,20 @@ class Worker:
                 case Ping():
                     self.emit(Pong(self.scheduler.totals(), self.scheduler.lanes()))
                 case CountExperts():
-                    self.emit(expert_use(self.expert_counts))
+                    self.emit(expert_use(self._loaded))
                 case Shutdown():
                     self.leaving = True
 
 
-def expert_use(layers: list[ExpertCounts]) -> ExpertUse:
-    """The counts of all layers as they are now."""
+def expert_use(loaded: LoadedEngine | None) -> ExpertUse:
+    """The counts of all layers, and where the experts are, as they are now."""
+    layers = [] if loaded is None else loaded.counts
     for counts in layers:
         counts.settle()
     total = b"".join(counts.total.numpy().astype("<i8").tobytes() for counts in layers)
     recent = b"".join(counts.recent.numpy().astype("<f4").tobytes() for counts in layers)
-    return ExpertUse(total, recent, HALF_LIFE_TOKENS)
+    held = None if loaded is None else loaded.held()
+    return ExpertUse(total, recent, HALF_LIFE_TOKENS, b"" if held is None else held.tobytes())
 
 
 def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> Loading:
@@ -110,21 +123,38 @@ def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> Load
     threads = config.threads or len(usable_cpus())
     checkpoint = open_checkpoint(path)
     progress = _Throttle(lambda done, total: emit(LoadProgress(done, total, f"loading {path.name}")))
-    loaded = load(checkpoint, threads, config.reference, config.cache_bytes, progress)
-    model = loaded.model
+    loaded = load_on_card(checkpoint, config, threads, progress)
+    if loaded is None:
+        loaded = _load_on_processor(checkpoint, config, threads, progress)
     info = ModelInfo(
         name=checkpoint.metadata.get("general.name") or path.stem,
         architecture=checkpoint.architecture,
-        vocab_size=model.config.vocab_size,
-        context_length=min(config.context or model.config.context_length, model.config.context_length),
+        vocab_size=loaded.model.config.vocab_size,
+        context_length=loaded.context,
         load_s=time.monotonic() - start,
         memory=loaded.memory,
         threads=threads,
         kernels=loaded.kernels,
         experts=loaded.experts,
     )
-    lanes: list[Lane] = [ModelLane(model, config.checkpoint_bytes) for _ in range(config.lanes)]
-    return lanes, info, [experts.counts for experts in model.expert_layers().values()]
+    return loaded.lanes, info, loaded
+
+
+def _load_on_processor(
+    checkpoint: Checkpoint, config: EngineConfig, threads: int, progress: "_Throttle"
+) -> LoadedEngine:
+    loaded = load(checkpoint, threads, config.reference, config.cache_bytes, progress)
+    model = loaded.model
+    limit = model.config.context_length
+    return LoadedEngine(
+        lanes=[ModelLane(model, config.checkpoint_bytes) for _ in range(config.lanes)],
+        model=model,
+        context=min(config.context or limit, limit),
+        memory=loaded.memory,
+        kernels=loaded.kernels,
+        experts=loaded.experts,
+        counts=[experts.counts for experts in model.expert_layers().values()],
+    )
 
 
 def tokenizer_of(model: str) -> Tokenizer | None:
@@ -148,7 +178,7 @@ def load_scripted(config: EngineConfig, emit: Callable[[Event], None]) -> Loadin
         threads=1,
         kernels="none",
     )
-    return [script.new_lane() for _ in range(config.lanes)], info, []
+    return [script.new_lane() for _ in range(config.lanes)], info, None
 
 
 class _Throttle:
@@ -199,7 +229,11 @@ def _run(launch: Launch) -> int:
         except StrataError as error:
             socket.send(encode(Failed("", str(error), "load_failed")))
             return 1
-        worker.serve()
+        try:
+            worker.serve()
+        except EngineError as error:
+            print(f"strata: {error}", file=sys.stderr, flush=True)
+            return 1
     return 0
 
 

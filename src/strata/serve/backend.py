@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from strata.engine.client import EngineClient, EngineError, RequestCancelled
-from strata.engine.messages import EngineConfig, Finished, Pong, SamplingParams, Tokens, Totals
+from strata.engine.messages import Finished, Pong, SamplingParams, Tokens, Totals
 from strata.engine.scripted import PREFIX, load_script
 from strata.errors import RequestError, StrataError
 from strata.formats.checkpoint import open_checkpoint
@@ -23,6 +23,7 @@ from strata.options import Options
 from strata.serve.answer import Answer, Piece
 from strata.serve.chat import ChatFormat, Turn
 from strata.serve.deltas import End, Reason
+from strata.serve.engine_config import engine_config
 from strata.serve.job import Job, choices
 from strata.serve.metrics import Metrics
 from strata.serve.requests import Requests
@@ -59,14 +60,7 @@ class Backend:
         self._token_bytes: Callable[[int], bytes] = lambda token_id: b""
         self._loading: asyncio.Task[None] | None = None
         self.engine = EngineClient(
-            EngineConfig(
-                model=options.model,
-                lanes=options.lanes,
-                threads=options.threads,
-                reference=options.reference,
-                cache_bytes=None if options.cache_mib is None else options.cache_mib << 20,
-                context=options.context,
-            ),
+            engine_config(options),
             echo=lambda line: _log.info("engine: %s", line),
         )
 

@@ -59,7 +59,11 @@ def levels(shares: np.ndarray) -> np.ndarray:
 
 def describe(layout: ExpertLayout, shares: np.ndarray) -> str:
     """The map in words: where the experts are, and how unevenly they are used."""
-    place = {"RAM": "RAM", "mapped file": "the mapped file, decoded when used"}[layout.tier]
+    place = {
+        "VRAM and RAM": "RAM, with copies of some in VRAM",
+        "RAM": "RAM",
+        "mapped file": "the mapped file, decoded when used",
+    }[layout.tier]
     words = f"{shares.size:,} experts in {len(layout.layers)} layers, all in {place}."
     if not shares.any():
         return f"{words} None was used yet."
