@@ -56,7 +56,8 @@ class Product:
             for linear in linears
         ]
         self._biases = [linear.bias and weights.get(linear.bias) for linear in linears]
-        self._factors = [weights.scale(linear.name) for linear in linears]
+        factors = [weights.scale(linear.name) for linear in linears]
+        self._factors = [None if factor is None else factor.item() for factor in factors]
         for stack in self._stacks:
             if isinstance(stack.matrix, torch.Tensor):
                 workspace.reserve(*workspace_size(*stack.matrix.shape))

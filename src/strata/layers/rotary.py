@@ -108,7 +108,7 @@ class Rotary:
         factors = None
         if "rope_freqs.weight" in weights:
             name = weights.require("rope_freqs.weight", count // 2)
-            factors = weights.get(name)
+            factors = weights.read(name)  # `get` would put it where layers compute
         scaling = RopeScaling.from_keys(Keys(weights.checkpoint), config.context_length)
         return cls(count, config.rope_freq_base, interleaved, scaling, factors)
 

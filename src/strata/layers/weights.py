@@ -110,10 +110,13 @@ class Weights(ABC):
             self._required.add(f"{stem}.input_scale")
 
     def scale(self, name: str, index: int | None = None) -> torch.Tensor | None:
-        """The factor of tensor `name` or of slice `[index]`, float32 that broadcasts; None: it has none."""
+        """The factor of tensor `name` or of slice `[index]`, float32 that broadcasts; None: it has none.
+
+        It lies where `read` and `rows` decode, which is not always where `get` puts tensors.
+        """
         if name not in self._scales:
             return None
-        scale = self.get(self._scales[name])
+        scale = self.read(self._scales[name])
         if len(scale) > 1:
             return scale[:, None, None] if index is None else scale[index]
         return scale
