@@ -50,15 +50,18 @@ def _matmul(weight: IntegerMatrix | FloatMatrix, x: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, slots=True)
 class Expert:
-    """One expert: gate and up `[ff, width]`, down `[width, ff]`."""
+    """One expert: gate and up `[ff, width]`, down `[width, ff]`, and factors of their products."""
 
     gate: IntegerMatrix | FloatMatrix
     up: IntegerMatrix | FloatMatrix
     down: IntegerMatrix | FloatMatrix
+    factors: tuple[float, float, float] = (1.0, 1.0, 1.0)
 
     def __call__(self, x: np.ndarray) -> np.ndarray:
         """float32 `[rows, width]` -> float32 `[rows, width]`."""
-        return _matmul(self.down, swiglu(_matmul(self.gate, x), _matmul(self.up, x)))
+        gate, up, down = (_F(factor) for factor in self.factors)
+        hidden = swiglu(_matmul(self.gate, x) * gate, _matmul(self.up, x) * up)
+        return _matmul(self.down, hidden) * down
 
 
 def quantized_experts(

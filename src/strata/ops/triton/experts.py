@@ -158,11 +158,12 @@ def _gate_up_kernel(
 
 @triton.jit
 def _swiglu_kernel(
-    ids, host_entry, y, codes, scales,
+    ids, host_entry, y, factors, codes, scales,
     FF: tl.constexpr, TERMS: tl.constexpr, GATE_TERMS: tl.constexpr, UP_TERMS: tl.constexpr,
 ):  # fmt: skip
     entry, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if (tl.load(host_entry + entry) < 0) & (tl.load(ids + entry) >= 0):
+    expert = tl.load(ids + entry)
+    if (tl.load(host_entry + entry) < 0) & (expert >= 0):
         k = block * _BLOCK + tl.arange(0, _BLOCK)
         at = entry * (TERMS * 2 * FF) + k
         if TERMS == 1:
@@ -171,6 +172,9 @@ def _swiglu_kernel(
         else:
             gate = ordered_sum(y, at, 2 * FF, k < FF, GATE_TERMS)
             up = ordered_sum(y, at + FF, 2 * FF, k < FF, UP_TERMS)
+        if factors is not None:
+            gate *= tl.load(factors + 3 * expert)
+            up *= tl.load(factors + 3 * expert + 1)
         code, scale = quantize_blocks(swiglu(gate, up))
         tl.store(codes + entry * FF + k, code, mask=k < FF)
         where = entry * ((FF + _BLOCK - 1) // _BLOCK) + block + tl.arange(0, 1)
@@ -192,17 +196,20 @@ def _down_kernel(
 
 @triton.jit
 def _combine_kernel(
-    ids, host_entry, weights, y, host_y, out, width,
+    ids, host_entry, weights, y, host_y, factors, out, width,
     SLOTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     slot = tl.arange(0, PADDED)[:, None]
     entry = row * SLOTS + slot
-    used = tl.load(ids + entry, mask=slot < SLOTS, other=-1) >= 0
+    expert = tl.load(ids + entry, mask=slot < SLOTS, other=-1)
+    used = expert >= 0
     host = tl.load(host_entry + entry, mask=slot < SLOTS, other=-1).to(tl.int64)
     weight = tl.load(weights + entry, mask=slot < SLOTS, other=0.0)
     here = tl.load(y + entry * width + n, mask=used & (host < 0) & (n < width), other=0.0)
+    if factors is not None:
+        here *= tl.load(factors + 3 * expert + 2, mask=used, other=0.0)
     there = tl.load(host_y + host * width + n, mask=used & (host >= 0) & (n < width), other=0.0)
     terms = (weight * tl.where(host < 0, here, there)).to(tl.int32, bitcast=True)
     total = tl.zeros((BLOCK,), tl.float32)
@@ -253,6 +260,7 @@ def quantize_hidden(
     hidden: torch.Tensor,
     codes: torch.Tensor,
     scales: torch.Tensor,
+    factors: torch.Tensor | None = None,
 ) -> None:
     """SwiGLU of what gate and up gave, quantised, for entries that this card computes.
 
@@ -260,10 +268,11 @@ def quantize_hidden(
         ids, host_entry: of `compute_experts`.
         hidden: float32 `[entries, terms, 2 * ff]`: gate's products, then up's, or their terms.
         codes, scales: int8 `[entries, ff]` and float32 `[entries, ceil(ff / 128)]`, written.
+        factors: of `compute_experts`.
     """
     entries, terms, _ = hidden.shape
     _swiglu_kernel[(entries, triton.cdiv(shape.ff, ACTIVATION_BLOCK))](
-        ids, host_entry, hidden, codes, scales, FF=shape.ff, TERMS=terms,
+        ids, host_entry, hidden, factors, codes, scales, FF=shape.ff, TERMS=terms,
         GATE_TERMS=num_terms(shape.gate, shape.width), UP_TERMS=num_terms(shape.up, shape.width),
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
@@ -277,6 +286,7 @@ def compute_experts(
     ids: torch.Tensor,
     host_entry: torch.Tensor,
     buffers: ExpertBuffers,
+    factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`expert(x[row])` of every entry that this card computes.
 
@@ -285,6 +295,8 @@ def compute_experts(
         codes, scales: `quantize_activations` of x, `[rows, width]`.
         ids: int32 or int64 `[rows, slots]`; an unused row has -1 in all slots.
         host_entry: int32 `[rows, slots]`; negative where this card computes the entry.
+        factors: float32 `[experts, 3]`, of each expert's products with gate, up and down, where a file has
+            them beside the matrices (NVFP4); down's is for `combine_experts`.
 
     Returns:
         float32 `[rows * slots, width]`, which is `buffers.y`; other entries hold anything.
@@ -303,7 +315,7 @@ def compute_experts(
         GATE=shape.gate, UP=shape.up, WIDTH=shape.width, FF=shape.ff, UP_AT=shape.up_at,
         TERMS=shape.terms, SLOTS=slots, MANY=many, **one_warp(),
     )  # fmt: skip
-    quantize_hidden(shape, ids, host_entry, buffers.hidden, buffers.codes, buffers.scales)
+    quantize_hidden(shape, ids, host_entry, buffers.hidden, buffers.codes, buffers.scales, factors)
     _down_kernel[(triton.cdiv(shape.width, TILE_ROWS), entries)](
         addresses, grids[2], buffers.codes.view(torch.int32), buffers.scales, *lists, buffers.y,
         DOWN=shape.down, WIDTH=shape.width, FF=shape.ff, DOWN_AT=shape.down_at, MANY=many, **one_warp(),
@@ -318,6 +330,7 @@ def combine_experts(
     y: torch.Tensor,
     host_y: torch.Tensor,
     out: torch.Tensor | None = None,
+    factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Sum over slots, ascending, of `weights * y`.
 
@@ -327,6 +340,7 @@ def combine_experts(
         weights: float32 `[rows, slots]`.
         y: float32 `[rows * slots, width]`, from `compute_experts`.
         host_y: float32 `[anything, width]`, in memory that the card reads.
+        factors: of `compute_experts`; `host_y` has its own already.
 
     Returns:
         float32 `[rows, width]`, or `out` with it.
@@ -336,7 +350,7 @@ def combine_experts(
     if out is None:
         out = torch.empty(rows, width, dtype=torch.float32, device=y.device)
     _combine_kernel[(triton.cdiv(width, 128), rows)](
-        ids, host_entry, weights, y, host_y, out, width,
+        ids, host_entry, weights, y, host_y, factors, out, width,
         SLOTS=slots, PADDED=triton.next_power_of_2(slots), BLOCK=128,
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip

@@ -15,6 +15,7 @@ def compute_prompt_experts(
     scales: torch.Tensor,
     ids: torch.Tensor,
     host_entry: torch.Tensor,
+    factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`expert(x[row])` of every entry that this card computes; for `combine_experts`.
 
@@ -25,6 +26,7 @@ def compute_prompt_experts(
         codes, scales: `quantize_activations` of x, `[rows, width]`.
         ids: int32 or int64 `[rows, slots]`; an unused row has -1 in all slots.
         host_entry: int32 `[rows, slots]`; negative where this card computes the entry.
+        factors: of `experts.compute_experts`.
 
     Returns:
         float32 `[rows * slots, width]`; entries computed elsewhere hold anything.
@@ -54,7 +56,7 @@ def compute_prompt_experts(
         )
     hidden_codes = torch.empty(entries, shape.ff, dtype=torch.int8, device=device)
     hidden_scales = torch.empty(entries, -(-shape.ff // ACTIVATION_BLOCK), dtype=torch.float32, device=device)
-    quantize_hidden(shape, ids, host_entry, hidden[:, None], hidden_codes, hidden_scales)
+    quantize_hidden(shape, ids, host_entry, hidden[:, None], hidden_codes, hidden_scales, factors)
     y = torch.empty(entries, shape.width, dtype=torch.float32, device=device)
     grouped_matmul(
         shape.down, shape.width, shape.ff, addresses, shape.down_at, grids[2], sorted_rows, 1,

@@ -1,6 +1,7 @@
 """Quantised products and experts against the numeric contract, in bits."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -140,6 +141,11 @@ def _compare_experts(
     """Three experts; of several rows the last is unused, and one entry comes from elsewhere."""
     experts, slots = 3, min(rows, 2)
     records, meaning = _made_up_experts(shape, experts)
+    factors = None
+    if "NVFP4" in (shape.gate, shape.up, shape.down):
+        factors = torch.rand(experts, 3, generator=torch.Generator().manual_seed(0)) + 0.5
+        meaning = [replace(e, factors=tuple(f)) for e, f in zip(meaning, factors.tolist(), strict=True)]
+        factors = factors.to(device)
     x = _rows(rows, shape.width)
     rng = np.random.default_rng(0)
     ids = np.stack([rng.permutation(experts)[:slots] for _ in range(rows)])
@@ -157,8 +163,12 @@ def _compare_experts(
     buffers = ExpertBuffers.allocate(shape, rows, slots, device)
     codes, scales = quantize_activations(torch.from_numpy(x).to(device))
     arguments = (shape, on_device[0], codes, scales, *on_device[1:])
-    y = compute_prompt_experts(*arguments) if prompt else compute_experts(*arguments, buffers)
-    got = combine_experts(*on_device[1:], torch.from_numpy(weights).to(device), y, host_y.to(device))
+    if prompt:
+        y = compute_prompt_experts(*arguments, factors)
+    else:
+        y = compute_experts(*arguments, buffers, factors)
+    shares = torch.from_numpy(weights).to(device)
+    got = combine_experts(*on_device[1:], shares, y, host_y.to(device), factors=factors)
     yield f"{rows} rows", got, torch.from_numpy(want)
 
 
@@ -173,6 +183,8 @@ CHECKS = [
     *(_matmul_check(format) for format in QUANT_PLANES),
     _experts_check("IQ3_XXS", "IQ3_XXS", "IQ4_NL", 1),
     _experts_check("Q8_0", "Q4_1", "MXFP4", 4),
+    _experts_check("NVFP4", "NVFP4", "NVFP4", 1),
+    _experts_check("NVFP4", "Q8_0", "NVFP4", 3),
     Check("sort_rows", _compare_sort),
     *(_grouped_check(format) for format in QUANT_PLANES),
     Check(
@@ -193,8 +205,10 @@ def _launch_experts(shape: ExpertShape, rows: int, slots: int) -> torch.Tensor:
     ids, host_entry = meta(rows, slots, dtype=torch.int64), meta(rows, slots, dtype=torch.int32)
     addresses = meta(512, dtype=torch.int64)
     quantized = quantize_activations(meta(rows, shape.width))
-    y = compute_experts(shape, addresses, *quantized, ids, host_entry, buffers)
-    return combine_experts(ids, host_entry, meta(rows, slots), y, meta(rows * slots, shape.width))
+    factors = meta(512, 3) if shape.gate == "NVFP4" else None
+    y = compute_experts(shape, addresses, *quantized, ids, host_entry, buffers, factors)
+    host_y = meta(rows * slots, shape.width)
+    return combine_experts(ids, host_entry, meta(rows, slots), y, host_y, factors=factors)
 
 
 def _matmul_launch(format: str, num_out: int, rows: int) -> Launch:
@@ -219,6 +233,7 @@ LAUNCHES = [
     _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 1, 10),
     _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 4, 10),
     _experts_launch("Q4_K", "Q4_K", 2048, 512, 1, 8),
+    _experts_launch("NVFP4", "NVFP4", 2048, 768, 1, 8),
     *(_matmul_launch(format, 2560, 512) for format in QUANT_PLANES),
     Launch(
         "prompt experts IQ3_XXS Q2_0 2560x640",
