@@ -50,10 +50,11 @@ def _launch(x, y, strength, weight, epsilon, quantized):
     total = x if y is None else torch.empty_like(x)
     codes, scales = quantized or (out, out)
     block = max(triton.next_power_of_2(width), QUANTIZED)
+    warps = 1 if block <= 512 else 4 if block <= 4096 else 8
     _rms_norm[(groups, rows)](
         x, y, strength, weight, total, out, codes, scales, EPSILON=epsilon, WIDTH=width, BLOCK=block,
         ADD=y is not None, STREAMS=strength is not None, QUANTIZE=quantized is not None,
-        num_warps=4 if block > 512 else 1, enable_fp_fusion=False,
+        num_warps=warps, enable_fp_fusion=False,
     )  # fmt: skip
     return total, out
 

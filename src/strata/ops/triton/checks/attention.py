@@ -103,6 +103,7 @@ def _rows(pairs: list[tuple[int, int]], device: torch.device) -> tuple[torch.Ten
 
 
 SHAPES = [
+    Heads(2, 2, 64),
     Heads(6, 2, 32),
     Heads(12, 1, 128, torch.int8),
     Heads(3, 1, 16, window=40),
@@ -173,7 +174,7 @@ def _compare_window(device: torch.device) -> _Cases:
 
 def _compare_bits(device: torch.device) -> _Cases:
     """A row of a window, of a prompt, and alone."""
-    for shape in SHAPES[1:]:
+    for shape in SHAPES[2:]:
         kv = filled_pages(shape, 1, 8, 16, device)
         plan = small_plan(kv, shape)
         lane, position = _rows([(0, at) for at in (95, 96)], device)
@@ -215,6 +216,17 @@ def _launch_kv(rows: int, shape: Heads, tokens: int, gated: bool, prompt: bool =
         attend_window(q_out, ints, ints, kv, plan, dim**-0.5, parts, out, gate)
 
 
+def _launch_append(shape: Heads) -> None:
+    """As Llama does: neighbours are pairs, no norms."""
+    rows, dim = 4, shape.dim
+    size = (256, shape.kv_heads, 16, dim)
+    kv = PagedKV(*(meta(*size, dtype=shape.dtype) for _ in range(2)), meta(4, 64, dtype=torch.int32))
+    widths = [heads * dim for heads in (shape.heads, shape.kv_heads, shape.kv_heads)]
+    q, k, v = meta(rows, sum(widths)).split(widths, 1)
+    ints, cos = meta(rows, dtype=torch.int32), meta(rows, dim // 2)
+    append_kv(q, k, v, cos, cos, ints, ints, kv, meta(rows, shape.heads, dim), interleaved=True)
+
+
 CHECKS = [
     Check("rotary angles", _compare_angles, 1e-6),
     Check("append_kv", _compare_append, 3e-6),
@@ -230,6 +242,8 @@ LAUNCHES = [
     Launch("attend_prompt 24/2x256 int8", lambda: _launch_kv(512, _NEXT, 1 << 17, True, prompt=True)),
     Launch("attend_window 32/4x128", lambda: _launch_kv(4, Heads(32, 4, 128), 1 << 15, False)),
     Launch("attend_prompt 32/4x128", lambda: _launch_kv(512, Heads(32, 4, 128), 1 << 15, False, prompt=True)),
+    Launch("attend_window 32/32x128", lambda: _launch_kv(4, Heads(32, 32, 128), 1 << 15, False)),
+    Launch("append_kv llama", lambda: _launch_append(Heads(32, 8, 128))),
     Launch("attend_window 9/3x64", lambda: _launch_kv(4, _SMALL, 1 << 13, False)),
     Launch("attend_prompt 9/3x64", lambda: _launch_kv(512, _SMALL, 1 << 13, False, prompt=True)),
 ]

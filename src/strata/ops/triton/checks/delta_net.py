@@ -90,11 +90,11 @@ def _compare_windows(device: torch.device) -> Iterator[tuple[str, torch.Tensor, 
     yield "past", state.past[1], whole.past[0]
 
 
-def _launch(rows: int, commit: bool, lanes: int = 1):
-    heads, key_heads, dim = 48, 16, 128
+def _launch(rows: int, commit: bool, lanes: int = 1, heads: int = 48, tiled: bool = True):
+    key_heads, dim = 16, 128
     channels = (2 * key_heads + heads) * dim
     weights = DeltaNetWeights(
-        meta(channels, 4), meta(heads), meta(heads), meta(dim), 1e-6, key_heads, True, True
+        meta(channels, 4), meta(heads), meta(heads), meta(dim), 1e-6, key_heads, tiled, tiled
     )
     state = DeltaNetState(
         meta(lanes, heads, dim // 8, dim // 16, 8, 16), meta(lanes, 3, channels),
@@ -109,5 +109,6 @@ def _launch(rows: int, commit: bool, lanes: int = 1):
 CHECKS = [Check("delta_net", _compare, 2e-5), Check("delta_net, windows", _compare_windows)]
 LAUNCHES = [
     Launch("delta_net window", lambda: _launch(4, False, 4)),
+    Launch("delta_net window qwen3next", lambda: _launch(4, False, 4, heads=32, tiled=False)),
     Launch("delta_net prompt", lambda: _launch(4096, True)),
 ]

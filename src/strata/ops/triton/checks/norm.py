@@ -47,5 +47,7 @@ def _launch(rows: int, width: int):
 CHECKS = [Check("norm", _compare, 1e-6), Check("norm, quantised", _compare_quantized)]
 LAUNCHES = [
     Launch("add_rms_norm 2560", lambda: _launch(4, 2560)),
+    Launch("add_rms_norm 2048", lambda: _launch(4, 2048)),
+    Launch("add_rms_norm 8192", lambda: _launch(4, 8192)),
     Launch("rms_norm 4 x 2560", lambda: rms_norm(meta(4, 4, 2560), meta(4, 2560), 1e-6)),
 ]

@@ -57,9 +57,13 @@ def _compare_weights(device: torch.device) -> Iterator[tuple[str, torch.Tensor, 
 
 
 CHECKS = [Check("router", _compare), Check("router, weights", _compare_weights, 1e-6)]
-LAUNCHES = [
-    Launch(
-        "router 10 of 512",
-        lambda: route(meta(4, 513), 10, True, meta(4, dtype=torch.int32), meta(512, dtype=torch.int32)),
+
+
+def _launch(experts: int, used: int, shared: bool) -> Launch:
+    lane, counts = meta(4, dtype=torch.int32), meta(experts, dtype=torch.int32)
+    return Launch(
+        f"router {used} of {experts}", lambda: route(meta(4, experts + shared), used, True, lane, counts)
     )
-]
+
+
+LAUNCHES = [_launch(512, 10, True), _launch(128, 8, False), _launch(8, 2, False)]
