@@ -59,7 +59,11 @@ class Hyper:
 
 @dataclass(frozen=True, slots=True)
 class Geometry:
-    """A decoder with experts. `delta` is None where every layer has attention; else one in `interval` has."""
+    """A decoder. `delta` is None where every layer has attention; else one in `interval` has.
+
+    Without experts (`expert_count` 0), `ff` is the inner length of dense layers; `tied`: the embedding is the
+    output matrix too.
+    """
 
     name: str
     architecture: str
@@ -81,6 +85,8 @@ class Geometry:
     delta: DeltaNet | None = None
     hyper: Hyper | None = None
     eos: int = 0
+    qk_norm: bool = True
+    tied: bool = False
 
     def has_attention(self, layer: int) -> bool:
         return self.delta is None or layer % self.interval == self.interval - 1
@@ -91,7 +97,8 @@ class Geometry:
             "block_count": self.layers,
             "context_length": self.context,
             "embedding_length": self.width,
-            "feed_forward_length": 3 * self.width,  # of no layer; llama.cpp asks for it
+            # with experts, of no layer; llama.cpp asks for it
+            "feed_forward_length": 3 * self.width if self.expert_count else self.ff,
             "attention.head_count": self.heads,
             "attention.head_count_kv": self.kv_heads,
             "attention.key_length": self.head_length,
@@ -99,11 +106,14 @@ class Geometry:
             "attention.layer_norm_rms_epsilon": 1e-6,
             "rope.freq_base": self.rope_base,
             "rope.dimension_count": self.rope_dimensions,
-            "expert_count": self.expert_count,
-            "expert_used_count": self.used,
-            "expert_feed_forward_length": self.ff,
             "vocab_size": self.vocab,
         }
+        if self.expert_count:
+            keys |= {
+                "expert_count": self.expert_count,
+                "expert_used_count": self.used,
+                "expert_feed_forward_length": self.ff,
+            }
         if self.rope_sections:
             keys["rope.dimension_sections"] = list(self.rope_sections)
         if self.shared_ff:
@@ -153,7 +163,8 @@ class Geometry:
             yield from self._ngram_table(self.hyper)
         else:
             yield Tensor("output_norm.weight", (self.width,), "vector", 1)
-        yield Tensor("output.weight", (self.vocab, self.width), "output")
+        if not self.tied:
+            yield Tensor("output.weight", (self.vocab, self.width), "output")
         for layer in range(self.layers):
             blk = f"blk.{layer}"
             yield from self._norms(blk)
@@ -163,7 +174,7 @@ class Geometry:
                 yield from self._delta_net(self.delta, blk)
             else:
                 yield from self._attention(blk)
-            yield from self._experts(blk)
+            yield from self._experts(blk) if self.expert_count else self._feed_forward(blk, "", self.ff)
 
     def _norms(self, blk: str) -> Iterator[Tensor]:
         if self.hyper is None:
@@ -204,7 +215,7 @@ class Geometry:
         yield Tensor(f"{blk}.attn_k.weight", (kv, self.width), "query_key")
         yield Tensor(f"{blk}.attn_v.weight", (kv, self.width), "value")
         yield Tensor(f"{blk}.attn_output.weight", (self.width, q), "attn_output")
-        for norm in ("q", "k"):
+        for norm in ("q", "k") if self.qk_norm else ():
             yield Tensor(f"{blk}.attn_{norm}_norm.weight", (self.head_length,), "vector", 1)
         if self.hyper:
             index = self.hyper.index_length
@@ -239,9 +250,12 @@ class Geometry:
         yield Tensor(f"{blk}.ffn_down_exps.weight", (count, width, ff), "experts_down")
         if self.shared_ff:
             yield Tensor(f"{blk}.ffn_gate_inp_shexp.weight", (width,), "vector")
-            yield Tensor(f"{blk}.ffn_gate_shexp.weight", (self.shared_ff, width), "shared")
-            yield Tensor(f"{blk}.ffn_up_shexp.weight", (self.shared_ff, width), "shared")
-            yield Tensor(f"{blk}.ffn_down_shexp.weight", (width, self.shared_ff), "shared_down")
+            yield from self._feed_forward(blk, "_shexp", self.shared_ff)
+
+    def _feed_forward(self, blk: str, suffix: str, length: int) -> Iterator[Tensor]:
+        yield Tensor(f"{blk}.ffn_gate{suffix}.weight", (length, self.width), "shared")
+        yield Tensor(f"{blk}.ffn_up{suffix}.weight", (length, self.width), "shared")
+        yield Tensor(f"{blk}.ffn_down{suffix}.weight", (self.width, length), "shared_down")
 
 
 def _primes_from(start: int, count: int) -> list[int]:
