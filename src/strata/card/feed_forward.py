@@ -5,11 +5,15 @@ import torch
 from strata.card.mixers import Memory
 from strata.card.products import Activations
 from strata.card.rows import Rows
+from strata.card.weights import CardWeights
+from strata.errors import UnsupportedModelError
+from strata.formats.quants.planes import QUANT_PLANES
 from strata.layers.feed_forward import FeedForward
 from strata.layers.moe import Experts
 from strata.ops.triton.doorbell import JobPlace, publish_rows, ring, wait
 from strata.ops.triton.experts import ExpertBuffers, combine_experts, compute_experts
 from strata.ops.triton.feed_forward import add_shared, swiglu
+from strata.ops.triton.float_experts import compute_float_experts
 from strata.ops.triton.float_matmul import WINDOW_ROWS, float_matmul, workspace_size
 from strata.ops.triton.place import HostShare, place_misses
 from strata.ops.triton.prompt_experts import compute_prompt_experts
@@ -23,6 +27,11 @@ class CardFeedForward:
         self._gate_up = memory.product(layer.ffn_gate, layer.ffn_up)
         self._down = memory.product(layer.ffn_down)
 
+    @property
+    def wants_quantized(self) -> bool:
+        """Whether its input is multiplied with a quantised matrix."""
+        return self._gate_up.wants_quantized
+
     def __call__(self, x: Activations, rows: Rows) -> torch.Tensor:
         """Activations of a block's input -> float32 `[rows, width]`; rows may lie apart."""
         return self._down(Activations(*swiglu(*self._gate_up(x))))[0]
@@ -31,32 +40,36 @@ class CardFeedForward:
 class CardExperts:
     """`layers.moe.Experts`, each read where the table of addresses says, or computed by the processor.
 
-    Args:
-        layer: router, experts and the shared one.
-        memory: see there.
-        counts: int32 `[experts]` of the layer, to which its choices are added.
-
     Attributes:
+        key: the layer's row in tables of addresses and counts.
         forced: int16 `[tokens, experts of a token]`, to be used by position in place of the router's choice;
             None: the router chooses.
     """
 
-    def __init__(self, layer: Experts, memory: Memory, counts: torch.Tensor):
-        self._key = layer.experts
+    def __init__(self, layer: Experts, memory: Memory):
+        weights = memory.weights
+        self.key = layer.experts
         self._used, self._normalize = layer.expert_used_count, layer.normalize
-        self._counts = counts
+        self._counts = memory.counts[self.key]
         self._workspace, self._host, self._slots = memory.workspace, memory.host, memory.slots
-        self._shape = memory.weights.expert_shape(layer.experts)
+        self._shape = weights.expert_shape(self.key)
+        self._factors = weights.expert_factors(self.key)
+        self._is_quantized = self._shape.gate in QUANT_PLANES
         self.forced: torch.Tensor | None = None
-        self._windows: dict[int, tuple[ExpertBuffers, HostShare]] = {}  # by their rows
+        self._windows: dict[int, tuple[ExpertBuffers | None, HostShare]] = {}  # by their rows
         gates = [layer.ffn_gate_inp]
         self._shared = None
         if layer.shared is not None:
             gates.append(layer.shared.ffn_gate_inp_shexp)
             self._shared = CardFeedForward(layer.shared.feed_forward, memory)
-        self._router = memory.weights.stack_floats(gates)
+        self._router = weights.stack_floats(gates)
         self._workspace.reserve(*workspace_size(*self._router.shape))
         self._nothing = torch.zeros(1, self._shape.width, device=memory.device)
+
+    @property
+    def wants_quantized(self) -> bool:
+        """Whether its input is multiplied with a quantised matrix."""
+        return self._is_quantized or (self._shared is not None and self._shared.wants_quantized)
 
     def __call__(self, x: Activations, rows: Rows) -> torch.Tensor:
         """Activations of a block's input -> float32 `[rows, width]`."""
@@ -64,19 +77,19 @@ class CardExperts:
         ids, shares, shared_share = route(
             logits, self._used, self._normalize, rows.lane, self._counts, rows.position, self.forced
         )
-        addresses = rows.addresses[self._key]
+        addresses = rows.addresses[self.key]
         if len(rows) > WINDOW_ROWS:
             return self._prompt(x, ids, shares, shared_share, addresses, rows)
         buffers, share = self._window(len(rows))
         place = self._ring(x, ids, shares, addresses, share)
         host_entry = share.host_entry.view(ids.shape)
-        y = compute_experts(self._shape, addresses, *x.quantized, ids, host_entry, buffers)
+        y = self._compute(x, ids, addresses, host_entry, buffers)
         shared = None if self._shared is None else self._shared(x, rows)
         host_y = self._nothing
         if place is not None:
             wait(place, share.num_entries, self._host.error)
             host_y = place.out
-        out = combine_experts(ids, host_entry, shares, y, host_y)
+        out = combine_experts(ids, host_entry, shares, y, host_y, factors=self._factors)
         return out if shared is None else add_shared(out, shared, shared_share)
 
     def _prompt(
@@ -90,15 +103,36 @@ class CardExperts:
     ) -> torch.Tensor:
         """All experts on the card, for more rows than a window has."""
         here = torch.full_like(ids, -1)
-        y = compute_prompt_experts(self._shape, addresses, *x.quantized, ids, here)
-        out = combine_experts(ids, here, shares, y, self._nothing)
+        y = self._compute(x, ids, addresses, here, None)
+        out = combine_experts(ids, here, shares, y, self._nothing, factors=self._factors)
         return out if self._shared is None else add_shared(out, self._shared(x, rows), shared_share)
 
-    def _window(self, rows: int) -> tuple[ExpertBuffers, HostShare]:
+    def _compute(
+        self,
+        x: Activations,
+        ids: torch.Tensor,
+        addresses: torch.Tensor,
+        host_entry: torch.Tensor,
+        buffers: ExpertBuffers | None,
+    ) -> torch.Tensor:
+        """float32 `[rows * slots, width]`: each entry's expert, where this card computes it.
+
+        `buffers` are a window's; prompts have none, nor have floats.
+        """
+        if not self._is_quantized:
+            return compute_float_experts(self._shape, addresses, x.x, ids, host_entry)
+        work = (self._shape, addresses, *x.quantized, ids, host_entry)
+        if buffers is None:
+            return compute_prompt_experts(*work, self._factors)
+        return compute_experts(*work, buffers, self._factors)
+
+    def _window(self, rows: int) -> tuple[ExpertBuffers | None, HostShare]:
         """Buffers for so many rows; they are made when a window is run first, before it is captured."""
         if rows not in self._windows:
             device = self._counts.device
-            buffers = ExpertBuffers.allocate(self._shape, rows, self._used, device)
+            buffers = None
+            if self._is_quantized:
+                buffers = ExpertBuffers.allocate(self._shape, rows, self._used, device)
             self._windows[rows] = buffers, HostShare.allocate(rows * self._used, device)
         return self._windows[rows]
 
@@ -113,8 +147,32 @@ class CardExperts:
         """Hand the processor its share of the missed experts."""
         if self._host is None:
             return None
-        place = self._host.places[self._key % len(self._host.places)]
+        place = self._host.places[self.key % len(self._host.places)]
         publish_rows(place, x.x)
         place_misses(ids, shares, addresses, self._slots, self._host.take, share)
-        ring(place, self._key, len(ids), share.num_entries, share.experts, share.rows, share.weights)
+        ring(place, self.key, len(ids), share.num_entries, share.experts, share.rows, share.weights)
         return place
+
+
+def card_feed_forward(layer: FeedForward | Experts, memory: Memory) -> CardFeedForward | CardExperts:
+    """A block's feed-forward layer on a card."""
+    return CardExperts(layer, memory) if isinstance(layer, Experts) else CardFeedForward(layer, memory)
+
+
+def require_feed_forward(layer: FeedForward | Experts, weights: CardWeights) -> None:
+    """Raise UnsupportedModelError for experts of which some matrices are quantised and some are floats, and
+    for floats with factors beside them."""
+    if not isinstance(layer, Experts):
+        return
+    path, shape = weights.checkpoint.path, weights.expert_shape(layer.experts)
+    formats = (shape.gate, shape.up, shape.down)
+    quantized = [format in QUANT_PLANES for format in formats]
+    if any(quantized) != all(quantized):
+        raise UnsupportedModelError(
+            f"{path}: experts of {', '.join(formats)} (gate, up, down) do not run on a card: "
+            f"some are quantised and some are floats"
+        )
+    if not all(quantized) and weights.expert_factors(layer.experts) is not None:
+        raise UnsupportedModelError(
+            f"{path}: experts of {formats[0]} with factors beside them (.scale) do not run on a card"
+        )

@@ -1,7 +1,9 @@
 """The layers that look at other tokens, on a card."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 
 from strata.card.host_experts import HostExperts
@@ -9,8 +11,11 @@ from strata.card.products import Activations, Product, empty_quantized
 from strata.card.rows import Rows
 from strata.card.weights import CardWeights
 from strata.errors import UnsupportedModelError
-from strata.layers.delta_net import DeltaNet, SeparateProjections
+from strata.layers.attention import Attention
+from strata.layers.block import Mixer
+from strata.layers.delta_net import DeltaNet, FusedProjections, SeparateProjections
 from strata.layers.gated_attention import GatedAttention
+from strata.layers.linear import Linear
 from strata.layers.sparse_attention import SparseAttention
 from strata.ops.triton.attention import Parts, attend_prompt, attend_window, plan_attention
 from strata.ops.triton.block_selection import Scratch, select_blocks
@@ -34,6 +39,7 @@ class Memory:
         page_table: int32 `[lanes, pages of a lane]`.
         pages: of each layer.
         kv_type: float16 or int8, of keys and values.
+        counts: int32 `[layers with experts, experts]`, to which their choices are added.
         slots: int64 `[2]`, first address of the card's experts, and the first behind them.
         host: who computes the share of the missed experts that is the processor's; None: nobody.
     """
@@ -44,6 +50,7 @@ class Memory:
     page_table: torch.Tensor
     pages: int
     kv_type: torch.dtype
+    counts: torch.Tensor
     slots: torch.Tensor
     host: HostExperts | None
 
@@ -61,15 +68,9 @@ class CardDeltaNet:
     bytes_per_token = 0
 
     def __init__(self, net: DeltaNet, memory: Memory):
-        projections = net.project
-        if not isinstance(projections, SeparateProjections):
-            raise UnsupportedModelError(
-                "fused projections of delta nets (qwen3next) do not run on a card yet"
-            )
         weights, delta = memory.weights, net.delta
-        self._project = memory.product(
-            projections.attn_qkv, projections.attn_gate, projections.ssm_beta, projections.ssm_alpha
-        )
+        linears, self._sizes = _delta_projections(net, weights)
+        self._project = memory.product(*linears)
         self._out = memory.product(net.ssm_out)
         self._weights = DeltaNetWeights(
             conv=weights.get(net.ssm_conv1d),
@@ -84,9 +85,15 @@ class CardDeltaNet:
         self.state = DeltaNetState.zeros(memory.lanes, self._weights, delta.key_length, memory.device)
         self._quantizes = delta.value_length == QUANTIZED and self._out.wants_quantized
 
+    @property
+    def wants_quantized(self) -> bool:
+        """Whether its input is multiplied with a quantised matrix."""
+        return self._project.wants_quantized
+
     def __call__(self, x: Activations, rows: Rows) -> torch.Tensor:
         """Activations of a block's input -> float32 `[rows, width]`."""
-        qkv, z, beta, alpha = self._project(x)
+        products = zip(self._project(x), self._sizes, strict=True)
+        qkv, z, beta, alpha = (part for y, sizes in products for part in y.split(sizes, 1))
         quantized = empty_quantized(z) if self._quantizes else None
         y = gated_delta_net(
             qkv, z, beta, alpha, self._weights, self.state, rows.lane, rows.accepted, rows.commit, quantized
@@ -98,14 +105,43 @@ class CardDeltaNet:
         return [self.state.memory[lane], self.state.past[lane]]
 
 
-class CardGatedAttention:
-    """`layers.gated_attention.GatedAttention`, dense or with the blocks that an indexer chooses."""
+def _delta_projections(net: DeltaNet, weights: CardWeights) -> tuple[list[Linear], list[list[int]]]:
+    """Linear layers whose products, each split into these sizes, are qkv, z, beta and alpha."""
+    delta, project = net.delta, net.project
+    values, heads, groups = delta.value_width, delta.num_value_heads, delta.num_key_heads
+    channels = 2 * delta.key_width + values
+    if isinstance(project, SeparateProjections):
+        linears = [project.attn_qkv, project.attn_gate, project.ssm_beta, project.ssm_alpha]
+        return linears, [[channels], [values], [heads], [heads]]
+    assert isinstance(project, FusedProjections)
+    weights.reorder(project.ssm_ba, _part_by_part(groups, [heads // groups] * 2))
+    if project.ssm_in is None:
+        linears = [project.attn_qkv, project.attn_gate, project.ssm_ba]
+        return linears, [[channels], [values], [heads, heads]]
+    sizes = [delta.key_length] * 2 + [values // groups] * 2
+    weights.reorder(project.ssm_in, _part_by_part(groups, sizes))
+    return [project.ssm_in, project.ssm_ba], [[channels, values], [heads, heads]]
 
-    def __init__(self, layer: GatedAttention | SparseAttention, memory: Memory):
+
+def _part_by_part(groups: int, sizes: Sequence[int]) -> np.ndarray:
+    """Numbers of rows that lie group by group, a group in parts of these sizes, in the order of parts."""
+    rows = np.arange(groups * sum(sizes)).reshape(groups, -1)
+    return np.concatenate([part.reshape(-1) for part in np.split(rows, np.cumsum(sizes)[:-1], axis=1)])
+
+
+class CardAttention:
+    """`layers.attention.Attention`; `GatedAttention`, over all keys or, in `SparseAttention`, some blocks."""
+
+    def __init__(self, layer: Attention | GatedAttention | SparseAttention, memory: Memory):
         attention = layer.attention if isinstance(layer, SparseAttention) else layer
-        config, self._scale = attention.config, attention.scale
+        config = attention.config
         self._heads, self._dim, self._epsilon = config.head_count, config.key_length, config.rms_epsilon
-        self._norms = attention.attn_q_norm.weight, attention.attn_k_norm.weight
+        self._gated = isinstance(attention, GatedAttention)
+        self._interleaved, window = False, 0
+        if isinstance(attention, Attention):
+            self._interleaved, window = attention.interleaved, attention.window or 0
+        norms = attention.attn_q_norm, attention.attn_k_norm
+        self._norms = [None if norm is None else norm.weight for norm in norms]
         self._out = memory.product(attention.attn_output)
         self._kv = PagedKV.new(
             memory.page_table, memory.pages, config.head_count_kv, PAGE, config.key_length, memory.kv_type
@@ -121,18 +157,24 @@ class CardGatedAttention:
         self.bytes_per_token = self._kv.bytes_per_token + (
             0 if self._index is None else self._index.bytes_per_token
         )
-        self._plan = plan_attention(self._kv, self._heads, block=block, budget=budget)
+        self._plan = plan_attention(self._kv, self._heads, window, block, budget)
         self._parts = Parts.new(self._plan, WINDOW_ROWS, memory.device)
+
+    @property
+    def wants_quantized(self) -> bool:
+        """Whether its input is multiplied with a quantised matrix."""
+        return self._project.wants_quantized
 
     def __call__(self, x: Activations, rows: Rows) -> torch.Tensor:
         """Activations of a block's input -> float32 `[rows, width]`."""
         q, k, v, *index = self._project(x)
         query = x.x.new_empty(len(rows), self._heads, self._dim)
-        append_kv(q, k, v, *rows.rope, rows.lane, rows.position, self._kv, query, *self._norms, self._epsilon)
+        at = (rows.lane, rows.position, self._kv)
+        append_kv(q, k, v, *rows.rope, *at, query, *self._norms, self._epsilon, self._interleaved)
         blocks = None if self._index is None else self._index(*index, rows)
         out = x.x.new_empty(len(rows), self._heads * self._dim)
-        common = (query, rows.lane, rows.position, self._kv, self._plan, self._scale)
-        gate = gate_of(q, self._heads)
+        common = (query, *at, self._plan, self._dim**-0.5)
+        gate = gate_of(q, self._heads) if self._gated else None
         if len(rows) <= WINDOW_ROWS:
             attend_window(*common, self._parts, out, gate, blocks)
         else:
@@ -168,3 +210,32 @@ class CardIndexer:
         blocks = torch.empty(len(rows), self._budget, dtype=torch.int32, device=q.device)
         select_blocks(query, *at, self._state.block_keys, self._kv, self._scratch, blocks)
         return blocks
+
+
+def card_mixer(layer: Mixer, memory: Memory) -> CardDeltaNet | CardAttention:
+    """A block's mixer on a card."""
+    if isinstance(layer, DeltaNet):
+        return CardDeltaNet(layer, memory)
+    assert isinstance(layer, Attention | GatedAttention | SparseAttention)
+    return CardAttention(layer, memory)
+
+
+def require_mixer(layer: Mixer, weights: CardWeights) -> None:
+    """Raise UnsupportedModelError for heads of a length that no kernel has."""
+    path = weights.checkpoint.path
+    if isinstance(layer, DeltaNet):
+        lengths = {"ssm.state_size": layer.delta.key_length, "ssm.inner_size": layer.delta.value_length}
+    else:
+        config = (layer.attention if isinstance(layer, SparseAttention) else layer).config
+        lengths = {"attention.key_length": config.key_length, "attention.value_length": config.value_length}
+        if config.value_length != config.key_length:
+            raise UnsupportedModelError(
+                f"{path}: keys of {config.key_length} values and values of {config.value_length} in a head "
+                f"do not run on a card; they must be of one length"
+            )
+    for key, length in lengths.items():
+        if length < 16 or length & (length - 1):
+            raise UnsupportedModelError(
+                f"{path}: heads of {length} values ({key}) do not run on a card; they must be a power of "
+                f"two, 16 or more"
+            )

@@ -55,7 +55,7 @@ class Product:
             next((i, *s.rows[linear.name]) for i, s in enumerate(self._stacks) if linear.name in s.rows)
             for linear in linears
         ]
-        self._biases = [linear.bias and weights.get(linear.bias) for linear in linears]
+        self._biases = [weights.bias(linear) for linear in linears]
         factors = [weights.scale(linear.name) for linear in linears]
         self._factors = [None if factor is None else factor.item() for factor in factors]
         for stack in self._stacks:

@@ -7,6 +7,19 @@ import torch
 from strata.ops.triton.rotary import angles
 
 
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What the host gives a step beside its `Rows`, on the card.
+
+    Args:
+        embedding: float32 `[rows, width]`, of the tokens.
+        ngrams: float32 `[rows, table width]`, what the n-gram table has for them; None without one.
+    """
+
+    embedding: torch.Tensor
+    ngrams: torch.Tensor | None
+
+
 @dataclass(slots=True)
 class Rows:
     """What all layers of a step share, at addresses that a captured graph remembers.

@@ -40,7 +40,7 @@ class ExpertStore:
             for layer, size in zip(self._layers, record_bytes, strict=True)
         ]
         starts = np.array([layer.ctypes.data for layer in self._layers], dtype=np.int64)
-        self.addresses = starts[:, None] + np.arange(experts) * np.array(record_bytes)[:, None]
+        self.addresses = starts[:, None] + np.arange(experts) * np.array(record_bytes, np.int64)[:, None]
         self._registrar = ThreadPoolExecutor(1, "strata-register")
         self._registered: dict[int, Future[None]] = {}
 

@@ -8,6 +8,7 @@ import torch
 
 from strata.card.device import Card
 from strata.card.store import ExpertStore
+from strata.errors import UnsupportedModelError
 from strata.formats.checkpoint import Checkpoint
 from strata.formats.quants.planes import QUANT_PLANES
 from strata.layers.linear import Linear
@@ -48,12 +49,27 @@ class CardWeights(PlaneWeights):
         self.store: ExpertStore
         self.dense_bytes = 0  # on the card by now
         self._on_card: dict[str, torch.Tensor] = {}
+        self._orders: dict[str, np.ndarray] = {}
 
     def get(self, name: str) -> torch.Tensor:
         tensor = self._on_card.get(name)
         if tensor is None:
             tensor = self._on_card[name] = self.read(name).to(self.card.device)
         return tensor
+
+    def reorder(self, linear: Linear, rows: np.ndarray) -> None:
+        """Have a matrix on the card with its rows in this order, integers `[num_out]`; before `stack`."""
+        self._orders[linear.name] = rows
+
+    def bias(self, linear: Linear) -> torch.Tensor | None:
+        """What is added to the products of a matrix on the card."""
+        if linear.bias is None:
+            return None
+        return self.get(linear.bias)[self._order(linear.name)]
+
+    def is_quantized(self, linear: Linear) -> bool:
+        """Whether a matrix on the card is multiplied with quantised activations."""
+        return self.card_format(linear.name) in QUANT_PLANES
 
     def stack(self, linears: Sequence[Linear]) -> list[Stacked]:
         """The matrices of layers that multiply the same rows, those of one format stacked."""
@@ -63,7 +79,17 @@ class CardWeights(PlaneWeights):
         return [self._stack(format, group) for format, group in by_format.items()]
 
     def stack_floats(self, linears: Sequence[Linear]) -> torch.Tensor:
-        """The matrices as floats of one type that holds all their values, `[sum of num_out, num_in]`."""
+        """The matrices as floats of one type that holds all their values, `[sum of num_out, num_in]`.
+
+        Raises:
+            UnsupportedModelError: one has a bias, or a factor beside it.
+        """
+        for linear in linears:
+            if linear.bias is not None or self.scale(linear.name) is not None:
+                raise UnsupportedModelError(
+                    f"{self.checkpoint.path}: tensor {linear.name} has a bias or a factor (.scale) beside "
+                    f"it, which a card does not add here"
+                )
         formats = {self.card_format(linear.name) for linear in linears}
         format = formats.pop() if len(formats) == 1 and formats <= _FLOATS.keys() else "F32"
         matrix = self._stack(format, list(linears)).matrix
@@ -71,16 +97,28 @@ class CardWeights(PlaneWeights):
         return matrix
 
     def card_format(self, name: str) -> str:
-        """The format in which a matrix lies on the card: its own, or floats that hold its values."""
+        """The format in which a matrix lies on the card: its own, or floats that hold its values.
+
+        Raises:
+            UnsupportedModelError: the matrix is fp8, whose values no smaller float than float32 holds.
+        """
         format = self._format(name)
+        if format == "F8_E4M3":
+            raise UnsupportedModelError(
+                f"{self.checkpoint.path}: tensor {name} is {format}, which a card does not multiply with; "
+                f"take the model in bfloat16 or as a GGUF, or run it on the processor"
+            )
         return format if format in QUANT_PLANES or format in _FLOATS else "F32"
+
+    def _order(self, name: str) -> np.ndarray | slice:
+        return self._orders.get(name, slice(None))
 
     def _stack(self, format: str, linears: list[Linear]) -> Stacked:
         shapes = [self.matrices[linear.name] for linear in linears]
         num_in = shapes[0][1]
         if format in _FLOATS:
             parts = [
-                self.checkpoint.read(linear.name).view(shape).to(_FLOATS[format])
+                self.checkpoint.read(linear.name).view(shape)[self._order(linear.name)].to(_FLOATS[format])
                 for linear, shape in zip(linears, shapes, strict=True)
             ]
             matrix = torch.cat(parts).to(self.card.device)
@@ -100,14 +138,27 @@ class CardWeights(PlaneWeights):
         return Stacked(matrix, _places(linears, [start // tile * 16 for start in starts], shapes))
 
     def _pack_planes(self, name: str, planes: np.ndarray) -> None:
-        format = self._format(name)
-        pack(format, *self.matrices[name], self._blocks(name, None, format), planes)
+        format, (num_out, num_in) = self._format(name), self.matrices[name]
+        blocks = self._blocks(name, None, format).reshape(num_out, -1)
+        pack(format, num_out, num_in, blocks[self._order(name)], planes)
 
     def expert_shape(self, key: int) -> ExpertShape:
         """The record of the experts that `require_experts` gave `key` for."""
         gate, up, down = self.stacks[key]
         formats = (self.stack_format(stack) for stack in (gate, up, down))
         return ExpertShape(gate.num_in, gate.num_out, *formats)
+
+    def expert_factors(self, key: int) -> torch.Tensor | None:
+        """Factors of the experts' products, float32 `[experts, 3]` on the card: of gate, up and down.
+
+        None where the file has none beside the matrices.
+        """
+        scales = [self.stack_scales(stack) for stack in self.stacks[key]]
+        if not any(scales):
+            return None
+        experts = self.stacks[key][0].experts
+        columns = [torch.tensor(s) if s else torch.ones(experts) for s in scales]
+        return torch.stack(columns, 1).to(self.card.device)
 
     def load_experts(self, progress: Callable[[int, int], None]) -> list[Experts]:
         """Read all experts into `store`; returns them as the processor's pool computes them, by key."""

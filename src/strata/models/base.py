@@ -5,6 +5,7 @@ from abc import ABC, abstractmethod
 import torch
 
 from strata.layers.moe import Experts
+from strata.layers.ngram import NgramMemory
 from strata.layers.state import SequenceState
 from strata.models.config import ModelConfig
 
@@ -17,6 +18,7 @@ class Model(ABC):
     """A decoder: token ids and a sequence's state in, logits out; float32 throughout."""
 
     config: ModelConfig
+    ple: NgramMemory | None = None  # only qwen4exp has one
 
     @abstractmethod
     def new_state(self) -> SequenceState:
