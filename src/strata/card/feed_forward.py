@@ -9,6 +9,7 @@ from strata.card.weights import CardWeights
 from strata.errors import UnsupportedModelError
 from strata.formats.quants.planes import QUANT_PLANES
 from strata.layers.feed_forward import FeedForward
+from strata.layers.linear import Linear
 from strata.layers.moe import Experts
 from strata.ops.triton.doorbell import JobPlace, publish_rows, ring, wait
 from strata.ops.triton.experts import ExpertBuffers, combine_experts, compute_experts
@@ -57,12 +58,10 @@ class CardExperts:
         self._is_quantized = self._shape.gate in QUANT_PLANES
         self.forced: torch.Tensor | None = None
         self._windows: dict[int, tuple[ExpertBuffers | None, HostShare]] = {}  # by their rows
-        gates = [layer.ffn_gate_inp]
         self._shared = None
         if layer.shared is not None:
-            gates.append(layer.shared.ffn_gate_inp_shexp)
             self._shared = CardFeedForward(layer.shared.feed_forward, memory)
-        self._router = weights.stack_floats(gates)
+        self._router = weights.stack_floats(_gates(layer))
         self._workspace.reserve(*workspace_size(*self._router.shape))
         self._nothing = torch.zeros(1, self._shape.width, device=memory.device)
 
@@ -154,16 +153,22 @@ class CardExperts:
         return place
 
 
+def _gates(layer: Experts) -> list[Linear]:
+    """The router's matrix, and the row that weighs the shared expert."""
+    return [layer.ffn_gate_inp] + ([] if layer.shared is None else [layer.shared.ffn_gate_inp_shexp])
+
+
 def card_feed_forward(layer: FeedForward | Experts, memory: Memory) -> CardFeedForward | CardExperts:
     """A block's feed-forward layer on a card."""
     return CardExperts(layer, memory) if isinstance(layer, Experts) else CardFeedForward(layer, memory)
 
 
 def require_feed_forward(layer: FeedForward | Experts, weights: CardWeights) -> None:
-    """Raise UnsupportedModelError for experts of which some matrices are quantised and some are floats, and
-    for floats with factors beside them."""
+    """Raise UnsupportedModelError for experts of which some matrices are quantised and some are floats, for
+    floats with factors beside them, and for routers that are more than a matrix."""
     if not isinstance(layer, Experts):
         return
+    weights.require_bare(_gates(layer))
     path, shape = weights.checkpoint.path, weights.expert_shape(layer.experts)
     formats = (shape.gate, shape.up, shape.down)
     quantized = [format in QUANT_PLANES for format in formats]

@@ -84,17 +84,21 @@ class CardWeights(PlaneWeights):
         Raises:
             UnsupportedModelError: one has a bias, or a factor beside it.
         """
+        self.require_bare(linears)
+        formats = {self.card_format(linear.name) for linear in linears}
+        format = formats.pop() if len(formats) == 1 and formats <= _FLOATS.keys() else "F32"
+        matrix = self._stack(format, list(linears)).matrix
+        assert isinstance(matrix, torch.Tensor)
+        return matrix
+
+    def require_bare(self, linears: Sequence[Linear]) -> None:
+        """Raise UnsupportedModelError where one has a bias or a factor, which `stack_floats` ignores."""
         for linear in linears:
             if linear.bias is not None or self.scale(linear.name) is not None:
                 raise UnsupportedModelError(
                     f"{self.checkpoint.path}: tensor {linear.name} has a bias or a factor (.scale) beside "
                     f"it, which a card does not add here"
                 )
-        formats = {self.card_format(linear.name) for linear in linears}
-        format = formats.pop() if len(formats) == 1 and formats <= _FLOATS.keys() else "F32"
-        matrix = self._stack(format, list(linears)).matrix
-        assert isinstance(matrix, torch.Tensor)
-        return matrix
 
     def card_format(self, name: str) -> str:
         """The format in which a matrix lies on the card: its own, or floats that hold its values.
