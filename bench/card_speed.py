@@ -1,12 +1,13 @@
-"""Tokens per second on a card, with the memory of smaller ones: Qwen3.8-Flash-Next with made-up weights.
+"""Tokens per second on a card, with the memory of smaller ones: a known model with made-up weights.
 
-    python bench/card_speed.py [--budgets all,24576,16384,12288] [--layers 48] [--json FILE]
+    python bench/card_speed.py [--model NAME] [--quant NAME] [--budgets all,24576,16384,12288] [--layers N]
+                               [--json FILE]
 
-The real geometry in IQ3_XXS, its routers' choices forced to a made-up trace with the published skew and
-persistence (`strata.experts.trace`). The model is loaded once; for each budget (MiB of the card that Strata
-may use, its runtime included) the experts' slots are given out anew, in the order of an earlier part of the
-trace. Then prompts are read and tokens decoded while the policy goes on exchanging experts. Medians of three
-prompts, and of the decoded tokens' times.
+The real geometry, of Qwen3.8-Flash-Next in IQ3_XXS unless another is named. Its routers' choices are forced
+to a made-up trace with the published skew and persistence (`strata.experts.trace`). The model is loaded once;
+for each budget (MiB of the card that Strata may use, its runtime included) the experts' slots are given out
+anew, in the order of an earlier part of the trace. Then prompts are read and tokens decoded while the policy
+goes on exchanging experts. Medians of three prompts, and of the decoded tokens' times.
 """
 
 import argparse
@@ -45,7 +46,9 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--budgets", default="all,24576,16384,12288")
-    parser.add_argument("--layers", type=int, default=48)
+    parser.add_argument("--model", choices=GEOMETRIES, default="qwen3.8-flash-next")
+    parser.add_argument("--quant", default="iq3_xxs")
+    parser.add_argument("--layers", type=int, help="the model's own, unless given")
     parser.add_argument("--prompts", default="512,4096")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--context", type=int, default=40960)
@@ -54,18 +57,20 @@ def main():
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
-    geometry = replace(GEOMETRIES["qwen3.8-flash-next"], layers=args.layers)
-    geometry = replace(geometry, hyper=replace(geometry.hyper, ngram_rows=100_000))
-    checkpoint = SyntheticCheckpoint(geometry, find_mix(geometry, "iq3_xxs"))
+    geometry = GEOMETRIES[args.model]
+    geometry = replace(geometry, layers=args.layers or geometry.layers)
+    if geometry.hyper is not None:
+        geometry = replace(geometry, hyper=replace(geometry.hyper, ngram_rows=100_000))
+    checkpoint = SyntheticCheckpoint(geometry, find_mix(geometry, args.quant))
     start = time.perf_counter()
     hardware = this_machine(isa=isa())
     number, card = loading.find_card(hardware)
     cpu = msgspec.structs.replace(hardware.cpu, memory_bandwidth=memory_bandwidth(hardware.cpu.cores))
     hardware = msgspec.structs.replace(hardware, cards=(card,), cpu=cpu)
     say(f"{card.name}, {cpu.cores} cores {cpu.isa}, memory {cpu.memory_bandwidth / 1e9:.0f} GB/s")
-    trace = Trace.generate(LEARNED + args.context, args.layers, geometry.expert_count, geometry.used)
-    learned = np.zeros((args.layers, geometry.expert_count), np.float32)
-    for layer in range(args.layers):
+    trace = Trace.generate(LEARNED + args.context, geometry.layers, geometry.expert_count, geometry.used)
+    learned = np.zeros((geometry.layers, geometry.expert_count), np.float32)
+    for layer in range(geometry.layers):
         learned[layer] = np.bincount(trace.ids[:LEARNED, layer].reshape(-1), minlength=geometry.expert_count)
     trace = Trace(trace.ids[LEARNED:], trace.experts)
     say(f"trace after {time.perf_counter() - start:.1f} s")
@@ -93,7 +98,8 @@ def main():
         say(json.dumps(result, default=float))
     if args.json:
         report = {"card": card.name, "cores": cpu.cores, "isa": cpu.isa, "memory": loaded.memory}
-        report |= {"layers": args.layers, "chunk": loaded.plan.prefill_chunk, "results": results}
+        report |= {"model": geometry.name, "quant": args.quant, "layers": geometry.layers}
+        report |= {"chunk": loaded.plan.prefill_chunk, "results": results}
         args.json.write_text(json.dumps(report, indent=1, default=float))
     runner.close()
 
