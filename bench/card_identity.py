@@ -4,9 +4,10 @@
 
 The embedded model (or `--model FILE`) answers greedily from four prompts: of 20 tokens (read by windows),
 100 (a chunk whose experts are read in place), 700 (a chunk with streamed experts), and the 700 again with
-another end (from a checkpoint). Compared are, for shares of the experts in the card's memory and of the missed
-ones that the processor computes: the tokens and the bits of all logits; alone and with three neighbours; rows
-one by one and in windows of four; and after a second start. Ends with status 1 if one differs.
+another end (from a checkpoint). Compared are, for shares of the experts in the card's memory and of the
+missed ones that the processor computes: the tokens and the bits of all logits; alone and with three
+neighbours; rows one by one and in windows of four; and after a second start. Ends with status 1 if one
+differs.
 """
 
 import argparse

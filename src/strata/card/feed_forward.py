@@ -122,7 +122,7 @@ class CardExperts:
             return compute_float_experts(self._shape, addresses, x.x, ids, host_entry)
         work = (self._shape, addresses, *x.quantized, ids, host_entry)
         if buffers is None:
-            return compute_prompt_experts(*work, self._factors)
+            return compute_prompt_experts(*work, self._factors, self._workspace.unpacked)
         return compute_experts(*work, buffers, self._factors)
 
     def _window(self, rows: int) -> tuple[ExpertBuffers | None, HostShare]:

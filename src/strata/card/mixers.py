@@ -1,7 +1,7 @@
 """The layers that look at other tokens, on a card."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -26,6 +26,7 @@ from strata.ops.triton.sparse_attention import IndexState, append_index
 
 QUANTIZED = 128  # activations of a block
 PAGE = 32  # tokens
+_SCRATCH_BYTES = 32 << 20  # for scores of blocks
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +55,19 @@ class Memory:
     slots: torch.Tensor
     host: HostExperts | None
 
+    _scratches: dict[tuple[int, int], Scratch] = field(default_factory=dict)
+
     @property
     def device(self) -> torch.device:
         return self.weights.card.device
+
+    def scratch(self, max_blocks: int, budget: int) -> Scratch:
+        """What layers choose blocks in, one after the other."""
+        key = max_blocks, budget
+        if key not in self._scratches:
+            rows = max(WINDOW_ROWS, min(256, _SCRATCH_BYTES // (4 * max_blocks)))
+            self._scratches[key] = Scratch(rows, max_blocks, budget, self.device)
+        return self._scratches[key]
 
     def product(self, *linears) -> Product:
         return Product(self.weights, self.workspace, linears)
@@ -198,7 +209,7 @@ class CardIndexer:
         self._state = IndexState.new(kv, layer.block_size, self._dim)
         self.bytes_per_token = self._state.block_keys.nbytes // (self._state.block_keys.shape[0] * PAGE)
         max_blocks = kv.shape.lane_pages * (PAGE // layer.block_size)
-        self._scratch = Scratch(WINDOW_ROWS, max_blocks, layer.budget, memory.device)
+        self._scratch = memory.scratch(max_blocks, layer.budget)
 
     def __call__(self, q: torch.Tensor, raw: torch.Tensor, rows: Rows) -> torch.Tensor:
         """Index queries and keys as projected -> chosen blocks int32 `[rows, budget]`."""

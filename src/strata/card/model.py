@@ -9,12 +9,15 @@ from strata.card.host_experts import HostExperts
 from strata.card.hyper_decoder import CardHyperDecoder, Streams
 from strata.card.mixers import PAGE, Memory, require_mixer
 from strata.card.rows import Inputs, Rows
+from strata.card.tables import CardTable
 from strata.card.weights import CardWeights
 from strata.errors import UnsupportedModelError
 from strata.models.base import Model
 from strata.models.decoder import Decoder
 from strata.models.qwen4exp import Qwen4Exp
 from strata.ops.triton.float_matmul import Workspace
+
+UNPACKED = 128 << 20  # bytes of a prompt's weights
 
 
 class CardModel:
@@ -28,6 +31,10 @@ class CardModel:
         context: most tokens of a sequence.
         kv_type: float16 or int8, of keys and values.
         host: who computes the share of the missed experts that is the processor's; None: nobody.
+
+    Attributes:
+        tokens: their embeddings.
+        ngrams: the n-gram table's rows of a token; None without one.
 
     Raises:
         UnsupportedModelError: something in the model does not run on a card; it is named.
@@ -53,7 +60,7 @@ class CardModel:
         self.counts = torch.zeros(self.addresses.shape, dtype=torch.int32, device=device)
         self.memory = Memory(
             weights=weights,
-            workspace=Workspace(device, 1, 1),
+            workspace=Workspace(device, 1, 1, UNPACKED),
             lanes=lanes,
             page_table=table,
             pages=lanes * pages,
@@ -65,6 +72,11 @@ class CardModel:
         kind = CardHyperDecoder if isinstance(model, Qwen4Exp) else CardDecoder
         self._decoder = kind(model, self.memory)
         self._output = self.memory.product(model.output)
+        self.tokens = CardTable(model.token_embd, 1, device)
+        ple = model.ple
+        self.ngrams = (
+            None if ple is None else CardTable(ple.table.table, ple.table.head_sizes.numel(), device)
+        )
         self._inv_freq = model.rotary.inv_freq.to(device)
 
     @staticmethod
@@ -116,6 +128,10 @@ class CardModel:
         for layer in range(self.num_layers):
             stream = self.block(layer, stream, inputs, rows)
         return self.logits(stream)
+
+    def inputs(self, tokens: torch.Tensor, ngrams: torch.Tensor | None) -> Inputs:
+        """Decode what `tokens.fetch` and `ngrams.fetch` gave for a step's rows, once it is on the card."""
+        return Inputs(self.tokens.decode(tokens), None if self.ngrams is None else self.ngrams.decode(ngrams))
 
     def embed(self, inputs: Inputs) -> Residual | Streams:
         """What the first block reads."""

@@ -83,4 +83,4 @@ class Product:
     def _multiply(self, matrix: CardMatrix, rows: Activations) -> torch.Tensor:
         if isinstance(matrix, torch.Tensor):
             return float_matmul(rows.x, matrix, self._workspace)
-        return quantized_matmul(matrix, *rows.quantized)
+        return quantized_matmul(matrix, *rows.quantized, unpacked=self._workspace.unpacked)

@@ -17,8 +17,8 @@ from strata.card.device import Ticket
 from strata.card.model import CardModel, Inputs, Streams
 from strata.card.rows import Rows
 
-# Rows that pass a layer at once; bounds what lies between its kernels, 1.2 GB for Flash-Next's experts.
-PART_ROWS = 2048
+# Rows that pass a layer at once; bounds what lies between its kernels, 0.7 GB for Flash-Next's experts.
+PART_ROWS = 4096
 # Up to so many rows use too few experts for it to pay that all of a layer's are copied.
 IN_PLACE_ROWS = 512
 
@@ -68,8 +68,8 @@ class PromptReader:
 
         Args:
             lane: whose.
-            embedding: float32 `[n, width]`, of the tokens.
-            ngrams: float32 `[n, table width]`; None where the model has no n-gram table.
+            embedding: uint8 `[n, row bytes]` of `CardModel.tokens`.
+            ngrams: uint8 `[n, row bytes]` of `CardModel.ngrams`; None where the model has no n-gram table.
             accepted: int32 `[lanes]`, of rows that the step before has left pending, on the card.
             keep: a position behind `first`, up to the chunk's end, where the lane's state is to be copied.
 
@@ -117,7 +117,7 @@ class PromptReader:
         parts = []
         for begin, until in pairwise(cuts):
             at = slice(begin - first, until - first)
-            inputs = Inputs(embedding[at], None if ngrams is None else ngrams[at])
+            inputs = self._model.inputs(embedding[at], None if ngrams is None else ngrams[at])
             stands = accepted if begin == first else self._zeros
             rows = self._model.rows(lanes[at], position[at], stands, commit=True, addresses=addresses)
             parts.append(_Part(until, inputs, rows, self._model.embed(inputs)))

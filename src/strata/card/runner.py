@@ -128,10 +128,12 @@ class CardRunner:
 
     def warm(self, num_tokens: int) -> None:
         """Read a prompt of so many tokens: kernels are compiled, and memory that chunks take is taken."""
-        config, ple = self.model.model.config, self.model.model.ple
         num_tokens = min(num_tokens, self.model.context - 1)
-        embedding = torch.zeros(num_tokens, config.embedding_length)
-        ngrams = None if ple is None else torch.zeros(num_tokens, ple.table.width)
+        tables = (self.model.tokens, self.model.ngrams)
+        embedding, ngrams = (
+            None if table is None else torch.zeros(num_tokens, table.row_bytes, dtype=torch.uint8)
+            for table in tables
+        )
         self.prompt(0, 0, [0] * num_tokens, embedding, ngrams, None, None)
         self.reset(0)
         self._counts = None

@@ -7,7 +7,7 @@ import numpy as np
 import torch
 
 from strata.card.host_experts import HostExperts
-from strata.card.model import CardModel, Inputs
+from strata.card.model import CardModel
 from strata.card.sampling import CardSampler
 
 _FIELDS = ("lane", "position", "tokens", "is_answer")  # int32 of a row
@@ -22,8 +22,8 @@ class Row:
         position: of its token in the lane's sequence.
         token: id.
         is_answer: the token was chosen, not given.
-        embedding: float32 `[width]`, of its token.
-        ngram: float32 `[table width]`, what the n-gram table has for it; None without one.
+        embedding: uint8 `[row bytes]` of `CardModel.tokens`.
+        ngram: uint8 `[row bytes]` of `CardModel.ngrams`; None without one.
         mask: int32 `[ceil(vocab / 32)]`, bits of the tokens that may follow; None: all.
     """
 
@@ -113,7 +113,7 @@ class Window:
         lane, position, tokens, is_answer = card.integers.unbind()
         self._sampler.commit(card.accepted)
         rows = model.rows(lane, position, card.accepted, commit=False)
-        self.logits = model.step(Inputs(card.embedding, card.ngrams), rows)
+        self.logits = model.step(model.inputs(card.embedding, card.ngrams), rows)
         self._sampler.choose(self.logits, lane, position, tokens, is_answer, card.mask, self._chosen)
         self._result.copy_(self._chosen, non_blocking=True)
         self.counts.copy_(model.counts, non_blocking=True)
@@ -134,13 +134,13 @@ class _Inputs:
 
     @classmethod
     def new(cls, model: CardModel, size: int, zeros: Callable[..., torch.Tensor]) -> "_Inputs":
-        config, ple = model.model.config, model.model.ple
+        vocab_size, ngrams = model.model.config.vocab_size, model.ngrams
         return cls(
             zeros(len(_FIELDS), size, dtype=torch.int32),
             zeros(model.lanes, dtype=torch.int32),
-            zeros(size, config.embedding_length, dtype=torch.float32),
-            None if ple is None else zeros(size, ple.table.width, dtype=torch.float32),
-            zeros(size, -(-config.vocab_size // 32), dtype=torch.int32),
+            zeros(size, model.tokens.row_bytes, dtype=torch.uint8),
+            None if ngrams is None else zeros(size, ngrams.row_bytes, dtype=torch.uint8),
+            zeros(size, -(-vocab_size // 32), dtype=torch.int32),
         )
 
     def copy_from(self, host: "_Inputs") -> None:

@@ -2,6 +2,7 @@
 
 import secrets
 from collections.abc import Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from strata.card.window import Row
 from strata.engine.grammar import TokenMask
 from strata.engine.messages import SamplingParams, Token
 from strata.engine.sampling import with_logprobs
-from strata.engine.session import Timeline
+from strata.engine.session import Sync, Timeline
 from strata.errors import StrataError
 from strata.layers.state import StateCheckpoint, saved_bytes
 from strata.models.base import PREFILL_CHUNK
@@ -19,6 +20,7 @@ from strata.ops.triton.float_matmul import WINDOW_ROWS
 from strata.ops.triton.sampling import settings
 
 SHORT_PROMPT = 64  # tokens that windows read sooner than a chunk would
+_AHEAD = ThreadPoolExecutor(1, "ahead")  # looks up what the next part of a prompt needs
 
 
 class CardTimeline(Timeline):
@@ -35,6 +37,7 @@ class CardTimeline(Timeline):
         super().__init__(checkpoint_bytes, chunk)
         self.mask: TokenMask | None = None  # of the answer
         self._runner, self._lane = runner, lane
+        self._ahead: tuple[tuple[int, int], Future] | None = None  # (start, end) of a part, and its rows
         self.recurrent = runner.model.state_bytes() > 0
 
     def append(self, token: int) -> Row:
@@ -49,7 +52,7 @@ class CardTimeline(Timeline):
 
     def _rows(self, tokens: list[int], is_answer: bool) -> list[Row]:
         """The rows of tokens that come next; the grammar's mask is of what follows the last."""
-        embedding, ngrams = self._look_up(tokens)
+        embedding, ngrams = self._look_up(len(self.tokens), tokens)
         masks: list[np.ndarray | None] = [None] * len(tokens)
         if self.mask is not None:
             masks[-1] = self.mask.words()
@@ -67,17 +70,33 @@ class CardTimeline(Timeline):
             for i, token in enumerate(tokens)
         ]
 
-    def _look_up(self, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Embeddings and n-gram rows of tokens that come next."""
-        model, ids = self._runner.model.model, torch.tensor(tokens)
-        with torch.inference_mode():
-            embedding = model.token_embd(ids)
-            if model.ple is None:
-                return embedding, None
-            window = model.ple.table.new_window()
-            if past := self.tokens[-len(window) :]:
-                window[-len(past) :] = torch.tensor(past)
-            return embedding, model.ple.table(ids, window)
+    def _look_up(self, start: int, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Rows of tables for tokens from position `start` on."""
+        on_card = self._runner.model
+        ids, ple = torch.tensor(tokens), on_card.model.ple
+        embedding = on_card.tokens.fetch(ids)
+        if ple is None:
+            return embedding, None
+        window = ple.table.new_window()
+        before = (self.tokens if start <= len(self.tokens) else self._prompt)[
+            max(0, start - len(window)) : start
+        ]
+        if before:
+            window[-len(before) :] = torch.tensor(before)
+        return embedding, on_card.ngrams.fetch(ple.table.row_numbers(ids, window).flatten())
+
+    def _look_up_part(self, tokens: list[int]) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """`_look_up` for a part of the prompt, which was begun while the part before was computed."""
+        start, end = len(self.tokens), len(self.tokens) + len(tokens)
+        if self._ahead is not None and self._ahead[0] == (start, end):
+            found = self._ahead[1].result()
+        else:
+            found = self._look_up(start, tokens)
+        self._ahead = None
+        if following := self._prompt[end : end + self._chunk]:
+            work = _AHEAD.submit(self._look_up, end, following)
+            self._ahead = (end, end + len(following)), work
+        return found
 
     def _read(self, tokens: list[int], keep: int | None) -> tuple[int, StateCheckpoint | None]:
         """Returns the token that follows."""
@@ -87,13 +106,17 @@ class CardTimeline(Timeline):
                 chosen = self._runner.window(rows[start : start + WINDOW_ROWS])
             return chosen[-1], None
         mask = None if self.mask is None else self.mask.words()
-        embedding, ngrams = self._look_up(tokens)
+        embedding, ngrams = self._look_up_part(tokens)
         chosen, saved = self._runner.prompt(
             self._lane, len(self.tokens), tokens, embedding, ngrams, mask, keep
         )
         if saved is None:
             return chosen, None
         return chosen, StateCheckpoint(keep, saved, saved_bytes(saved))
+
+    def sync(self, prompt: list[int]) -> Sync:
+        self._ahead = None  # of another prompt
+        return super().sync(prompt)
 
     def _restart(self) -> None:
         self._runner.reset(self._lane)

@@ -80,8 +80,11 @@ class NgramTable:
 
     def __call__(self, tokens: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
         """Embeddings float32 `[n, width]` of int64 `tokens` `[n]` that follow `window` `[size - 1]`."""
-        rows = ngram_rows(tokens, window, self.multipliers, self.head_sizes, self.head_offsets, self.eos)
-        return self.table(rows.flatten()).view(tokens.shape[0], self.width)
+        return self.table(self.row_numbers(tokens, window).flatten()).view(tokens.shape[0], self.width)
+
+    def row_numbers(self, tokens: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+        """Rows of the table int64 `[n, rows of a token]`; arguments as of `__call__`."""
+        return ngram_rows(tokens, window, self.multipliers, self.head_sizes, self.head_offsets, self.eos)
 
 
 class NgramState:

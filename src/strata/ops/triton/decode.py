@@ -129,7 +129,7 @@ def plain_subs(tile, sub_block, row, FORMAT: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def _grid_upper(tile, step, place, row, FORMAT: tl.constexpr, K: tl.constexpr):
+def grid_upper(tile, step, place, row, FORMAT: tl.constexpr, K: tl.constexpr):
     """Bits of codebook indices above their byte, and IQ1's 16 bits of extras."""
     EXTRA: tl.constexpr = fact(FORMAT, "extra")
     OFFSET: tl.constexpr = plane_offset(FORMAT, K, "extra")
@@ -163,7 +163,7 @@ def grid_words(tile, grid, step, place, row, FORMAT: tl.constexpr, K: tl.constex
     WEIGHTS: tl.constexpr = fact(FORMAT, "index_weights")
     index = step * (32 // WEIGHTS) + place
     byte = tl.load((tile + plane_offset(FORMAT, K, "low")) + (index * _ROWS + row))
-    upper, extra = _grid_upper(tile, step, place, row, FORMAT, K)
+    upper, extra = grid_upper(tile, step, place, row, FORMAT, K)
     entry = byte.to(tl.int32) | upper
     if fact(FORMAT, "extra") == 16:
         nibbles = tl.load(grid + entry)

@@ -36,9 +36,11 @@ class Workspace:
         device: of the tensors that it works for.
         sums: float32 elements; `workspace_size` says how many a product needs.
         tiles: tiles of outputs of the largest product.
+        num_unpacked: weights that prompts may unpack to bytes, see `grouped_matmul`.
     """
 
-    def __init__(self, device: torch.device | str, sums: int, tiles: int):
+    def __init__(self, device: torch.device | str, sums: int, tiles: int, num_unpacked: int = 0):
+        self.unpacked = torch.empty(num_unpacked, dtype=torch.int8, device=device)
         self.sums = torch.empty(sums, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)  # every launch leaves zeros
 

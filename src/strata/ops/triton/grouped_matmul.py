@@ -2,6 +2,9 @@
 
 Integers are exact in any order, so 32 weights of a row are a `tl.dot`; sub-scales, spans and their order are
 the contract's. Rows are sorted by matrix, and a program has rows of one matrix only.
+
+To take weights out of their planes costs more than to multiply them with a tile of rows. Where a matrix has
+many rows, its weights are unpacked to bytes first, once for all of them.
 """
 
 from dataclasses import dataclass
@@ -13,6 +16,7 @@ import triton.language as tl
 from strata.ops.triton.decode import (
     float_scales,
     grid_subs,
+    grid_upper,
     grid_words,
     less,
     plain_codes,
@@ -24,8 +28,11 @@ from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_byt
 
 _ROWS = tl.constexpr(TILE_ROWS)
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
-ROWS_AT_ONCE = 64  # rows of activations in a program
-_OUTPUTS_AT_ONCE = 64
+BLOCKS = (16, 32, 64)  # rows of activations in a program
+_OUTPUTS = 64
+_TILES = {16: (64, 4), 32: (64, 4), 64: (128, 4)}  # outputs and warps of a program with unpacked weights
+_UNPACK_STEPS = 4
+_UNPACK_FROM = 16  # rows of a matrix; fewer are multiplied with planes as soon as with bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +43,21 @@ class SortedRows:
         order: int32 `[entries]`, those of one matrix in ascending order.
         matrix: int32 `[blocks]`: the matrix of a block, -1 behind the last one.
         begin, end: int32 `[blocks]`: the block's places in `order`.
+        bounds: int32 `[matrices + 1]`: where the entries of each matrix begin in `order`.
+        block: most entries of a block.
     """
 
     order: torch.Tensor
     matrix: torch.Tensor
     begin: torch.Tensor
     end: torch.Tensor
+    bounds: torch.Tensor
+    block: int
+
+
+def _block_of(rows: float) -> int:
+    """Rows of a block where a matrix has so many on average; by trying on an H200."""
+    return next(block for block in BLOCKS if block >= min(0.4 * rows, BLOCKS[-1]))
 
 
 def sort_rows(ids: torch.Tensor, num_matrices: int) -> SortedRows:
@@ -51,28 +67,32 @@ def sort_rows(ids: torch.Tensor, num_matrices: int) -> SortedRows:
         ids: integers `[entries]` below `num_matrices`; entries with a negative one are left out.
     """
     entries = ids.numel()
+    block = _block_of(entries / num_matrices)
     key = torch.where(ids < 0, num_matrices, ids).int()
     sorted_key, order = torch.sort(key, stable=True)
     bounds = torch.searchsorted(
         sorted_key, torch.arange(num_matrices + 1, dtype=torch.int32, device=ids.device)
     )
-    blocks = torch.cumsum((bounds.diff() + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE, 0)
-    most = entries // ROWS_AT_ONCE + min(entries, num_matrices)
+    blocks = torch.cumsum((bounds.diff() + block - 1) // block, 0)
+    most = entries // block + min(entries, num_matrices)
     at = torch.arange(most, device=ids.device)
     matrix = torch.searchsorted(blocks, at, right=True)
     used = matrix < num_matrices
     matrix = torch.where(used, matrix, 0)
     first = torch.where(matrix > 0, blocks[matrix - 1], 0)
-    begin = bounds[matrix] + (at - first) * ROWS_AT_ONCE
-    end = torch.minimum(begin + ROWS_AT_ONCE, bounds[matrix + 1])
-    return SortedRows(order.int(), torch.where(used, matrix, -1).int(), begin.int(), end.int())
+    begin = bounds[matrix] + (at - first) * block
+    end = torch.minimum(begin + block, bounds[matrix + 1])
+    matrix = torch.where(used, matrix, -1)
+    return SortedRows(order.int(), matrix.int(), begin.int(), end.int(), bounds.int(), block)
 
 
 def rows_in_order(rows: int, device: torch.device) -> SortedRows:
     """All `rows` of one matrix."""
-    begin = torch.arange(0, rows, ROWS_AT_ONCE, dtype=torch.int32, device=device)
+    block = _block_of(rows)
+    begin = torch.arange(0, rows, block, dtype=torch.int32, device=device)
     order = torch.arange(rows, dtype=torch.int32, device=device)
-    return SortedRows(order, torch.zeros_like(begin), begin, (begin + ROWS_AT_ONCE).clamp(max=rows))
+    bounds = torch.arange(2, dtype=torch.int32, device=device) * rows
+    return SortedRows(order, torch.zeros_like(begin), begin, (begin + block).clamp(max=rows), bounds, block)
 
 
 @triton.jit
@@ -110,6 +130,41 @@ def _step_bytes(tile, grid, step, row, FORMAT: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
+def _bytes_and_extra(
+    tile, grid, bytes_at, step, row, FORMAT: tl.constexpr, K: tl.constexpr, UNPACKED: tl.constexpr
+):
+    """As `_step_bytes`, where `bytes_at` may have the weights already: int8 `[n, 32]` pointers to step 0."""
+    if UNPACKED:
+        weights = tl.load(bytes_at + step * 32)
+        extra = row
+        if fact(FORMAT, "values") == "grid":
+            _, extra = grid_upper(tile, step, tl.zeros((1, 1), tl.int32), row, FORMAT, K)
+    else:
+        weights, extra = _step_bytes(tile, grid, step, row, FORMAT, K)
+    return weights, extra
+
+
+@triton.jit(do_not_specialize=["first"])
+def _unpack_kernel(
+    addresses, at, grid, bounds, first, out, num_out, FORMAT: tl.constexpr, K: tl.constexpr,
+    STEPS: tl.constexpr,
+):  # fmt: skip
+    """A program is 16 rows and 32 * STEPS columns of a matrix that has rows of activations."""
+    which = first + tl.program_id(0)
+    if tl.load(bounds + which) < tl.load(bounds + which + 1):
+        row = tl.arange(0, _ROWS)[:, None]
+        tile = (tl.load(addresses + which) + at).to(tl.pointer_type(tl.uint8))
+        tile = tl.multiple_of(tile, 64) + tl.program_id(1).to(tl.int64) * tile_bytes(FORMAT, K)
+        n = tl.program_id(1) * _ROWS + row
+        to = out + (tl.program_id(0).to(tl.int64) * num_out + n) * K + tl.arange(0, 32)[None, :]
+        for i in tl.static_range(STEPS):
+            step = tl.program_id(2) * STEPS + i
+            if step < K // 32:
+                weights, _ = _step_bytes(tile, grid, step, row, FORMAT, K)
+                tl.store(to + step * 32, weights, mask=n < num_out)
+
+
+@triton.jit
 def _sub_scales(tile, step, half, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
     """Integer sub-scales and sub-minima of half a step (of a step where they are the same), `[n, 1]`."""
     if fact(FORMAT, "values") == "grid":
@@ -122,7 +177,8 @@ def _sub_scales(tile, step, half, row, extra, FORMAT: tl.constexpr, K: tl.conste
 
 @triton.jit
 def _span_sums(
-    tile, grid, a_at, span, row, k, FORMAT: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr,
+    tile, grid, bytes_at, a_at, span, row, k, FORMAT: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr,
+    UNPACKED: tl.constexpr,
 ):  # fmt: skip
     """Integer sums of a span, and of its minima: int32 `[rows, n]`; `HALF` of a step is the span, or -1."""
     SPAN: tl.constexpr = fact(FORMAT, "span")
@@ -134,7 +190,7 @@ def _span_sums(
     minima = tl.zeros((a_at.shape[0], tile.shape[0]), tl.int32)
     for i in range(STEPS):
         step = span * STEPS + i if HALF < 0 else span // 2
-        weights, extra = _step_bytes(tile, grid, step, row, FORMAT, K)
+        weights, extra = _bytes_and_extra(tile, grid, bytes_at, step, row, FORMAT, K, UNPACKED)
         weights = tl.trans(weights)
         a = tl.load(a_at + step * 32)
         if HALF >= 0:
@@ -155,14 +211,17 @@ def _span_sums(
     return sums, minima
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["first", "count"])
 def _grouped_kernel(
-    addresses, at, grid, codes, scales, order, matrix, begin, end, y, y_width, y_column, num_out, slots,
+    addresses, at, grid, unpacked, first, count, codes, scales, order, matrix, begin, end, y, y_width,
+    y_column, num_out, slots,
     FORMAT: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
 ):  # fmt: skip
+    """A program is a block of rows and OUTPUTS of their matrix, if that is one of `count` from `first` on."""
+    UNPACKED: tl.constexpr = unpacked is not None
     block = tl.program_id(0)
     which = tl.load(matrix + block)
-    if which >= 0:
+    if (which >= first) & (which < first + count):
         place = tl.load(begin + block) + tl.arange(0, ROWS)
         exists = place < tl.load(end + block)
         entry = tl.load(order + place, mask=exists, other=0)
@@ -174,6 +233,10 @@ def _grouped_kernel(
         tile = base + (tl.minimum(n // _ROWS, last).to(tl.int64) * tile_bytes(FORMAT, K))[:, None]
         row = (n % _ROWS)[:, None]
         k = tl.arange(0, 32)[None, :]
+        bytes_at = codes  # not read
+        if UNPACKED:
+            place_of_n = (which - first).to(tl.int64) * num_out + tl.minimum(n, num_out - 1)
+            bytes_at = unpacked + place_of_n[:, None] * K + k
         a_at = codes + row_of_x[:, None] * K + k
         x_at = scales + row_of_x * ((K + _BLOCK - 1) // _BLOCK)
         SPAN: tl.constexpr = fact(FORMAT, "span")
@@ -183,7 +246,9 @@ def _grouped_kernel(
         for some in range(0, K // SPAN, TWO):
             for i in tl.static_range(TWO):
                 span = some + i
-                sums, minima = _span_sums(tile, grid, a_at, span, row, k, FORMAT, K, i if TWO == 2 else -1)
+                sums, minima = _span_sums(
+                    tile, grid, bytes_at, a_at, span, row, k, FORMAT, K, i if TWO == 2 else -1, UNPACKED
+                )
                 x_scale = tl.load(x_at + span * SPAN // _BLOCK)[:, None]
                 w_scale = tl.trans(float_scales(tile, span, row, FORMAT, K, "scale"))
                 total = total + sums.to(tl.float32) * w_scale * x_scale
@@ -216,6 +281,7 @@ def grouped_matmul(
     scales: torch.Tensor,
     out: torch.Tensor,
     column: int = 0,
+    unpacked: torch.Tensor | None = None,
 ) -> None:
     """Each row times its matrix `[num_out, num_in]`, into `out`.
 
@@ -225,11 +291,25 @@ def grouped_matmul(
         rows: entries; an entry's row of activations is entry // slots.
         codes, scales: from `quantize_activations`.
         out: float32 `[entries, any width]`; columns from `column` on are written, at the entry's row.
+        unpacked: int8, memory for weights as bytes, of as many matrices at a time as there is room for; used
+            where matrices have many rows. None: weights are taken out of their planes for each block of rows.
     """
-    blocks = rows.matrix.numel()
-    _grouped_kernel[(blocks, triton.cdiv(num_out, _OUTPUTS_AT_ONCE))](
-        addresses, at, grid, codes, scales, rows.order, rows.matrix, rows.begin, rows.end,
-        out, out.shape[1], column, num_out, slots,
-        FORMAT=format, K=num_in, ROWS=ROWS_AT_ONCE, OUTPUTS=_OUTPUTS_AT_ONCE,
-        num_warps=8, num_stages=2, enable_fp_fusion=False,
-    )  # fmt: skip
+    matrices, size = addresses.numel(), num_out * num_in
+    many = rows.order.numel() >= _UNPACK_FROM * matrices
+    room = unpacked if many and unpacked is not None and unpacked.numel() >= size else None
+    count = matrices if room is None else min(matrices, room.numel() // size)
+    for first in range(0, matrices, count):
+        number = min(count, matrices - first)
+        if room is not None:
+            steps = triton.cdiv(num_in // 32, _UNPACK_STEPS)
+            _unpack_kernel[(number, triton.cdiv(num_out, TILE_ROWS), steps)](
+                addresses, at, grid, rows.bounds, first, room, num_out, FORMAT=format, K=num_in,
+                STEPS=_UNPACK_STEPS, num_warps=1, enable_fp_fusion=False,
+            )  # fmt: skip
+        outputs, warps = _TILES[rows.block] if room is not None else (_OUTPUTS, 8)
+        _grouped_kernel[(rows.matrix.numel(), triton.cdiv(num_out, outputs))](
+            addresses, at, grid, room, first, number, codes, scales, rows.order, rows.matrix, rows.begin,
+            rows.end, out, out.shape[1], column, num_out, slots,
+            FORMAT=format, K=num_in, ROWS=rows.block, OUTPUTS=outputs,
+            num_warps=warps, num_stages=2, enable_fp_fusion=False,
+        )  # fmt: skip

@@ -101,7 +101,21 @@ def _write(residual, output, inject, written, norm, parts, scales, num_rows, WID
 
 
 @triton.jit
-def _up(residual, scales, norm, product, weight, out, strengths, codes, code_scales, arrived, num_rows,
+def _activate(product, parts, num_rows, stride, STREAMS: tl.constexpr, LOW: tl.constexpr,
+              PADDED: tl.constexpr):  # fmt: skip
+    """A program is a row: what is multiplied with `up`, in parts, once for all of a prompt's programs."""
+    row, k = tl.program_id(0).to(tl.int64), tl.arange(0, PADDED)
+    mask = k < LOW
+    high, middle, low = split_bfloat16(silu(tl.load(product + row * stride + k, mask, other=0.0) / STREAMS))
+    plane = tl.cast(num_rows, tl.int64) * LOW
+    cells = parts + row * LOW + k
+    tl.store(cells, high, mask)
+    tl.store(cells + plane, middle, mask)
+    tl.store(cells + 2 * plane, low, mask)
+
+
+@triton.jit
+def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, code_scales, arrived, num_rows,
         product_stride, LOW: tl.constexpr, WIDTH: tl.constexpr, STREAMS: tl.constexpr, ROWS: tl.constexpr,
         CHANNELS: tl.constexpr, BLOCK: tl.constexpr, INJECT: tl.constexpr,
         QUANTIZE: tl.constexpr):  # fmt: skip
@@ -128,12 +142,20 @@ def _up(residual, scales, norm, product, weight, out, strengths, codes, code_sca
         k = (start + tl.arange(0, BLOCK))[None, :]
         w = tl.load(weight + gate_row[:, None] * LOW + k, k < LOW, other=0.0)
         mask = (row < num_rows) & (k < LOW)
-        a = silu(tl.load(product + row.to(tl.int64) * product_stride + k, mask, other=0.0) / STREAMS)
-        if ROWS == 4:
-            high = dot_part(stack_parts(a, tl.arange(0, TILE)[:, None] // ROWS), w, high)
-        else:
-            a_high, a_middle, a_low = split_bfloat16(a)
+        if parts is not None:
+            plane = tl.cast(num_rows, tl.int64) * LOW
+            cells = parts + row.to(tl.int64) * LOW + k
+            a_high = tl.load(cells, mask, other=0.0)
+            a_middle = tl.load(cells + plane, mask, other=0.0)
+            a_low = tl.load(cells + 2 * plane, mask, other=0.0)
             high, middle, lowest = dot_parts(a_high, a_middle, a_low, w, high, middle, lowest)
+        else:
+            a = silu(tl.load(product + row.to(tl.int64) * product_stride + k, mask, other=0.0) / STREAMS)
+            if ROWS == 4:
+                high = dot_part(stack_parts(a, tl.arange(0, TILE)[:, None] // ROWS), w, high)
+            else:
+                a_high, a_middle, a_low = split_bfloat16(a)
+                high, middle, lowest = dot_parts(a_high, a_middle, a_low, w, high, middle, lowest)
     gate = unstack(high, COLUMNS) if ROWS == 4 else add_parts(high, middle, lowest)
     gated = sigmoid(gate) * value
     # streams lie innermost, so neighbours are added, whatever the layout
@@ -192,12 +214,17 @@ def read(
         rows, channels, block, warps = (4, 16, 128, 4) if num_rows <= STACKED_ROWS else (16, 16, 64, 4)
     x = residual.new_empty(num_rows, width)
     codes, code_scales = quantized or (x, x)
-    arrived = workspace.arrived
-    if quantized is not None and num_rows > WINDOW_ROWS:
-        tiles = triton.cdiv(num_rows, rows) * (width // QUANTIZED)
+    arrived, parts = workspace.arrived, None
+    if num_rows > WINDOW_ROWS:
+        tiles = triton.cdiv(num_rows, rows) * triton.cdiv(width, QUANTIZED)
         arrived = torch.zeros(tiles, dtype=torch.int32, device=x.device)
+        parts = torch.empty(3, num_rows, weights.low_rank, dtype=torch.bfloat16, device=x.device)
+        _activate[(num_rows,)](
+            product, parts, num_rows, product.stride(0), STREAMS=streams, LOW=weights.low_rank,
+            PADDED=triton.next_power_of_2(weights.low_rank), num_warps=4, enable_fp_fusion=False,
+        )  # fmt: skip
     _up[(width // channels, triton.cdiv(num_rows, rows))](
-        written, scales, weights.norm, product, weights.up, x, strengths, codes, code_scales, arrived,
+        written, scales, weights.norm, product, parts, weights.up, x, strengths, codes, code_scales, arrived,
         num_rows, product.stride(0), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
         CHANNELS=channels, BLOCK=dot_block(weights.up, block),
         INJECT=weights.down.shape[0] > weights.low_rank, QUANTIZE=quantized is not None, num_warps=warps,

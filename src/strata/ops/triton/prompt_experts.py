@@ -16,6 +16,7 @@ def compute_prompt_experts(
     ids: torch.Tensor,
     host_entry: torch.Tensor,
     factors: torch.Tensor | None = None,
+    unpacked: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """`expert(x[row])` of every entry that this card computes; for `combine_experts`.
 
@@ -27,6 +28,7 @@ def compute_prompt_experts(
         ids: int32 or int64 `[rows, slots]`; an unused row has -1 in all slots.
         host_entry: int32 `[rows, slots]`; negative where this card computes the entry.
         factors: of `experts.compute_experts`.
+        unpacked: of `grouped_matmul`.
 
     Returns:
         float32 `[rows * slots, width]`; entries computed elsewhere hold anything.
@@ -53,6 +55,7 @@ def compute_prompt_experts(
             scales,
             hidden,
             column,
+            unpacked,
         )
     hidden_codes = torch.empty(entries, shape.ff, dtype=torch.int8, device=device)
     hidden_scales = torch.empty(entries, -(-shape.ff // ACTIVATION_BLOCK), dtype=torch.float32, device=device)
@@ -60,6 +63,6 @@ def compute_prompt_experts(
     y = torch.empty(entries, shape.width, dtype=torch.float32, device=device)
     grouped_matmul(
         shape.down, shape.width, shape.ff, addresses, shape.down_at, grids[2], sorted_rows, 1,
-        hidden_codes, hidden_scales, y,
+        hidden_codes, hidden_scales, y, 0, unpacked,
     )  # fmt: skip
     return y

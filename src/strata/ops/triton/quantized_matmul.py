@@ -125,11 +125,13 @@ def quantized_matmul(
     codes: torch.Tensor,
     scales: torch.Tensor,
     out: torch.Tensor | None = None,
+    unpacked: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rows times a matrix: a window's few by dot products of bytes, a prompt's by matrix instructions.
 
     Args:
         codes, scales: from `quantize_activations`, of `[rows, num_in]`.
+        unpacked: of `grouped_matmul`.
 
     Returns:
         float32 `[rows, num_out]`, or `out` with it.
@@ -141,7 +143,7 @@ def quantized_matmul(
         address = torch.full((1,), matrix.planes.data_ptr(), dtype=torch.int64, device=device)
         grouped_matmul(
             matrix.format, matrix.num_out, matrix.num_in, address, 0, matrix.grid,
-            rows_in_order(num_rows, device), 1, codes, scales, out,
+            rows_in_order(num_rows, device), 1, codes, scales, out, 0, unpacked,
         )  # fmt: skip
         return out
     warps = num_rows * triton.cdiv(matrix.num_out, TILE_ROWS)

@@ -16,7 +16,7 @@ from strata.ops.triton.experts import (
     combine_experts,
     compute_experts,
 )
-from strata.ops.triton.grouped_matmul import ROWS_AT_ONCE, grouped_matmul, sort_rows
+from strata.ops.triton.grouped_matmul import BLOCKS, grouped_matmul, sort_rows
 from strata.ops.triton.prompt_experts import compute_prompt_experts
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.quantized_matmul import (
@@ -71,23 +71,27 @@ def _compare_format(format: str, device: torch.device) -> Iterator[_Case]:
 
 
 def _compare_grouped(format: str, device: torch.device) -> Iterator[_Case]:
-    """Two matrices of thirteen rows, times rows in any order, of which one has none."""
+    """Two matrices of thirteen rows, times rows in any order, of which one has none; few, and many."""
     block = QUANT_PLANES[format].scale_block
     num_out, num_in, column = 13, {256: 256, 32: 160}.get(block, 64), 3
     planes = [random_planes(format, num_out, num_in, seed) for seed in range(2)]
-    x, ids = _rows(5, num_in), np.array([1, 0, 1, -1, 1])
-    want = np.zeros((len(x), column + num_out), dtype=np.float32)
-    for i in range(2):
-        matrix = decode_planes(format, num_out, num_in, planes[i])
-        want[ids == i, column:] = reference.quantized_matmul(matrix, x[ids == i])
     on_device = [torch.from_numpy(p).to(device) for p in planes]
     addresses = torch.tensor([p.data_ptr() for p in on_device], device=device)
-    got = torch.zeros(want.shape, device=device)
-    quantized = quantize_activations(torch.from_numpy(x).to(device))
-    rows = sort_rows(torch.from_numpy(ids).to(device), 2)
-    grid = codebook(format, device)
-    grouped_matmul(format, num_out, num_in, addresses, 0, grid, rows, 1, *quantized, got, column)
-    yield "5 rows", got, torch.from_numpy(want)
+    size, grid = num_out * num_in, codebook(format, device)
+    for num_rows, room in ((5, 0), (34, size)):
+        x, ids = _rows(num_rows, num_in), np.resize([1, 0, 1, -1, 1], num_rows)
+        want = np.zeros((num_rows, column + num_out), dtype=np.float32)
+        for i in range(2):
+            matrix = decode_planes(format, num_out, num_in, planes[i])
+            want[ids == i, column:] = reference.quantized_matmul(matrix, x[ids == i])
+        got = torch.zeros(want.shape, device=device)
+        quantized = quantize_activations(torch.from_numpy(x).to(device))
+        rows = sort_rows(torch.from_numpy(ids).to(device), 2)
+        unpacked = torch.empty(room, dtype=torch.int8, device=device)
+        grouped_matmul(
+            format, num_out, num_in, addresses, 0, grid, rows, 1, *quantized, got, column, unpacked
+        )  # fmt: skip
+        yield f"{num_rows} rows{', unpacked' if room else ''}", got, torch.from_numpy(want)
 
 
 def _grouped_check(format: str) -> Check:
@@ -97,13 +101,13 @@ def _grouped_check(format: str) -> Check:
 def _compare_sort(device: torch.device) -> Iterator[_Case]:
     """More rows than a block has, a matrix without rows, and rows without a matrix."""
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(-1, 5, (3 * ROWS_AT_ONCE,), generator=generator)
+    ids = torch.randint(-1, 5, (3 * BLOCKS[-1],), generator=generator)
     ids[ids == 2] = 4
     rows = sort_rows(ids.to(device), 6)
     blocks = [
         (matrix, entries)
         for matrix in range(6)
-        for entries in (ids == matrix).nonzero().flatten().split(ROWS_AT_ONCE)
+        for entries in (ids == matrix).nonzero().flatten().split(rows.block)
         if len(entries)
     ]
     used = rows.matrix >= 0
@@ -221,10 +225,12 @@ def _experts_launch(format: str, down: str, width: int, ff: int, rows: int, slot
     return Launch(f"experts {format} {down} {width}x{ff} {rows}", lambda: _launch_experts(shape, rows, slots))
 
 
-def _launch_prompt(shape: ExpertShape, rows: int, slots: int) -> torch.Tensor:
+def _launch_prompt(shape: ExpertShape, rows: int, slots: int, unpack: bool = False) -> torch.Tensor:
     ids, host_entry = meta(rows, slots, dtype=torch.int64), meta(rows, slots, dtype=torch.int32)
     quantized = quantize_activations(meta(rows, shape.width))
-    return compute_prompt_experts(shape, meta(512, dtype=torch.int64), *quantized, ids, host_entry)
+    unpacked = meta(64 * shape.ff * shape.width, dtype=torch.int8) if unpack else None
+    addresses = meta(512, dtype=torch.int64)
+    return compute_prompt_experts(shape, addresses, *quantized, ids, host_entry, unpacked=unpacked)
 
 
 LAUNCHES = [
@@ -238,5 +244,9 @@ LAUNCHES = [
     Launch(
         "prompt experts IQ3_XXS Q2_0 2560x640",
         lambda: _launch_prompt(ExpertShape(2560, 640, "IQ3_XXS", "IQ3_XXS", "Q2_0"), 512, 10),
+    ),
+    Launch(
+        "prompt experts, unpacked, IQ3_XXS Q2_0 2560x640",
+        lambda: _launch_prompt(ExpertShape(2560, 640, "IQ3_XXS", "IQ3_XXS", "Q2_0"), 8192, 10, unpack=True),
     ),
 ]
