@@ -111,7 +111,7 @@ class OnCard:
         weights = CardWeights(checkpoint, self.card)
         model = load_model(weights)
         CardModel.require(model)
-        layers = weights.load_experts(lambda done, total: None)
+        layers = weights.load_experts(len(model.expert_layers()), lambda done, total: None)
         cache = ExpertCache(self.card, weights.store)
         self.host = None
         if cpu_share:

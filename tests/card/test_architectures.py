@@ -135,6 +135,15 @@ def test_what_does_not_run_on_a_card_is_named(checkpoint: TinyCheckpoint, messag
         on_card(checkpoint)
 
 
+def test_the_experts_of_a_draft_stay_in_the_file():
+    nextn = {"enorm": (64,), "hnorm": (64,), "eh_proj": (64, 128)}
+    more = {f"blk.1.nextn.{name}.weight": shape for name, shape in nextn.items()}
+    geometry, keys = replace(QWEN35_MOE, layers=2), {"nextn_predict_layers": 1}
+    model = on_card(TinyCheckpoint(geometry, {}, keys, more))
+    assert model.model.draft is not None and len(model.weights.stacks) == 2
+    assert model.num_layers == len(model.addresses) == len(model.counts) == 1
+
+
 def test_dense_matrices_of_fp8_are_refused():
     checkpoint, name = TinyCheckpoint(LLAMA, {}), "blk.0.attn_q.weight"
     checkpoint.tensors[name] = replace(checkpoint.tensors[name], format="F8_E4M3")

@@ -17,7 +17,7 @@ def on_card(checkpoint: Checkpoint, lanes: int = 2, context: int = 64) -> CardMo
     weights = CardWeights(checkpoint, card)
     model = load_model(weights)
     CardModel.require(model)
-    weights.load_experts(lambda done, total: None)
+    weights.load_experts(len(model.expert_layers()), lambda done, total: None)
     return CardModel(model, weights, ExpertCache(card, weights.store), lanes, context)
 
 

@@ -132,7 +132,7 @@ def load_on_card(
     weights = CardWeights(checkpoint, card)
     model = load_model(weights)
     CardModel.require(model)
-    layers = weights.load_experts(report)
+    layers = weights.load_experts(len(model.expert_layers()), report)
     cache = ExpertCache(card, weights.store, frequency)
     take = _take(hardware, model_description, cpu_share)
     host = _host_experts(card, layers, model_description, model.config.embedding_length, take, threads)

@@ -164,9 +164,15 @@ class CardWeights(PlaneWeights):
         columns = [torch.tensor(s) if s else torch.ones(experts) for s in scales]
         return torch.stack(columns, 1).to(self.card.device)
 
-    def load_experts(self, progress: Callable[[int, int], None]) -> list[Experts]:
-        """Read all experts into `store`; returns them as the processor's pool computes them, by key."""
-        shapes = [self.expert_shape(key) for key in range(len(self.stacks))]
+    def load_experts(self, num_layers: int, progress: Callable[[int, int], None]) -> list[Experts]:
+        """Read experts into `store`; returns them as the processor's pool computes them, by key.
+
+        Args:
+            num_layers: of the decoder that have experts; a draft layer's, which have the keys after theirs,
+                stay in the file.
+            progress: gets bytes done and bytes to do.
+        """
+        shapes = [self.expert_shape(key) for key in range(num_layers)]
         num_experts = self.stacks[0][0].experts if shapes else 0
         self.store = ExpertStore(self.card, [shape.record_bytes for shape in shapes], num_experts)
         total = sum(shape.record_bytes for shape in shapes) * num_experts
