@@ -24,7 +24,7 @@ struct Decoder {
     static constexpr bool joins = f.grid.extra_bits != 0;                 // an index is longer than its byte
 
     using Word = typename I::Word;
-    using Bytes16 = typename I::Bytes16;
+    using Subs = typename I::Subs;
     using Code = std::conditional_t<is_signed, typename I::Signed, Word>;
 
     Tile tile;
@@ -68,13 +68,13 @@ struct Decoder {
     }
 
     // Sub-scales (or sub-minima) of sub-block `part` of a step.
-    STRATA_INLINE Bytes16 sub(int step, int part, bool minimum) const {
+    STRATA_INLINE Subs sub(int step, int part, bool minimum) const {
         if constexpr (is_grid) {
             return I::odd(F::template sub<I>(tile, step, part));
         } else {
             constexpr int per_step = f.sub_block < kStep ? kStep / f.sub_block : 1;
             const uint8_t* plane = minimum && f.has_sub_minima_plane() ? tile.sub_minimum : tile.sub;
-            Bytes16 b = I::load_bytes(plane + (step * per_step + part) * kTileRows);
+            Subs b = I::load_subs(plane + (step * per_step + part) * kTileRows);
             return f.sub == Sub::nibbles ? I::nibbles(b, minimum ? 4 : 0) : b;
         }
     }

@@ -93,7 +93,7 @@ constexpr Layout grid_layout(const char* name, int bytes, int max_code, int sub_
 struct StepSubs {
     template <class I>
     static auto sub(const Tile& t, int step, int) {
-        return I::nibbles(I::load_bytes(t.sub + step / 2 * kTileRows), step % 2 * 4);
+        return I::nibbles(I::load_subs(t.sub + step / 2 * kTileRows), step % 2 * 4);
     }
 };
 
@@ -101,7 +101,7 @@ struct StepSubs {
 struct HalfStepSubs {
     template <class I>
     static auto sub(const Tile& t, int step, int part) {
-        return I::nibbles(I::load_bytes(t.sub + step * kTileRows), part * 4);
+        return I::nibbles(I::load_subs(t.sub + step * kTileRows), part * 4);
     }
 };
 

@@ -23,19 +23,12 @@ struct RowOperations {
     static Bytes16 load_bytes(const uint8_t* p) {
         return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     }
-    static Bytes16 nibbles(Bytes16 b, int shift) {
-        return _mm_and_si128(_mm_srli_epi16(b, shift), _mm_set1_epi8(15));
-    }
-    static Bytes16 odd(Bytes16 b) { return _mm_or_si128(_mm_add_epi8(b, b), _mm_set1_epi8(1)); }
 
     static Rows load_rows(const uint8_t* p) {
         return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
     }
     static void store_rows(uint16_t* p, Rows a) { _mm256_store_si256(reinterpret_cast<__m256i*>(p), a); }
     static Rows widen(Bytes16 b) { return _mm256_cvtepu8_epi16(b); }
-    static Bytes16 narrow(Rows a) {
-        return _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
-    }
     static Rows shr_rows(Rows a, int n) { return _mm256_srli_epi16(a, n); }
     static Rows and_rows(Rows a, int mask) {
         return _mm256_and_si256(a, _mm256_set1_epi16(static_cast<int16_t>(mask)));
@@ -44,6 +37,18 @@ struct RowOperations {
     static Rows join_rows(Rows low, Rows high) { return _mm256_or_si256(low, _mm256_slli_epi16(high, 8)); }
 };
 
+// Which byte of its 128 bits each byte of a vector becomes; 0 where that is negative.
+struct alignas(32) Shuffle {
+    int8_t from[32];
+};
+
+template <class From>
+consteval Shuffle shuffle(From from) {
+    Shuffle r{};
+    for (int i = 0; i < 32; ++i) r.from[i] = static_cast<int8_t>(from(i));
+    return r;
+}
+
 template <class I>
 struct Avx2Operations : RowOperations<I> {
     static constexpr int lanes = 8;
@@ -51,8 +56,9 @@ struct Avx2Operations : RowOperations<I> {
     using Word = __m256i;
     using Int = __m256i;
     using Float = __m256;
-    using Bytes16 = __m128i;
-    using Dot = __m256i;  // two int16 in each lane
+    using Rows = __m256i;
+    using Subs = __m256i;  // a byte for each row of a tile, twice: so that a shuffle finds every row
+    using Dot = __m256i;   // two int16 in each lane
     struct Signed {
         __m256i value, magnitude;
     };
@@ -169,14 +175,31 @@ struct Avx2Operations : RowOperations<I> {
     static Int add_dot(Int sum, Dot d) { return add(sum, _mm256_madd_epi16(d, _mm256_set1_epi16(1))); }
     static Int add_dot(Int sum, Dot d, Int pairs) { return add(sum, _mm256_madd_epi16(d, pairs)); }
 
+    static Subs load_subs(const uint8_t* p) { return _mm256_broadcastsi128_si256(I::load_bytes(p)); }
+    static Subs nibbles(Subs b, int shift) {
+        return _mm256_and_si256(_mm256_srli_epi16(b, shift), _mm256_set1_epi8(15));
+    }
+    static Subs odd(Subs b) { return _mm256_or_si256(_mm256_add_epi8(b, b), _mm256_set1_epi8(1)); }
+    static Subs narrow(Rows a) {
+        return _mm256_permute4x64_epi64(_mm256_packus_epi16(a, a), _MM_SHUFFLE(2, 0, 2, 0));
+    }
+    static __m256i shuffled(__m256i a, const Shuffle& s) {
+        return _mm256_shuffle_epi8(a, _mm256_load_si256(reinterpret_cast<const __m256i*>(s.from)));
+    }
+    // Signed bytes go to the upper half of their int16, to be moved down with their sign.
     template <bool is_signed>
-    static Int pairs(Bytes16 a, Bytes16 b, int half) {
-        __m128i both = half ? _mm_unpackhi_epi8(a, b) : _mm_unpacklo_epi8(a, b);
-        return is_signed ? _mm256_cvtepi8_epi16(both) : _mm256_cvtepu8_epi16(both);
+    static Int pairs(Subs a, Subs b, int half) {
+        static constexpr Shuffle widen = shuffle([](int i) { return i % 2 == is_signed ? i / 2 : -1; });
+        Int r = shuffled(half ? _mm256_unpackhi_epi8(a, b) : _mm256_unpacklo_epi8(a, b), widen);
+        return is_signed ? _mm256_srai_epi16(r, 8) : r;
     }
     template <bool is_signed>
-    static Int scale(Bytes16 b, int half) {
-        return pairs<is_signed>(b, b, half);
+    static Int scale(Subs b, int half) {
+        static constexpr Shuffle widen[2] = {
+            shuffle([](int i) { return i % 2 == is_signed ? i / 4 : -1; }),
+            shuffle([](int i) { return i % 2 == is_signed ? 8 + i / 4 : -1; })};
+        Int r = shuffled(b, widen[half]);
+        return is_signed ? _mm256_srai_epi16(r, 8) : r;
     }
     static Int constant_pairs(int low, int high) {
         return spread(static_cast<uint16_t>(low) | static_cast<uint32_t>(static_cast<uint16_t>(high)) << 16);

@@ -9,6 +9,7 @@ struct Avx512 : RowOperations<Avx512> {
     static constexpr const char* name = "avx512";
     static constexpr int lanes = 16;
 
+    using Subs = Bytes16;
     using Word = __m512i;
     using Int = __m512i;
     using Float = __m512;
@@ -64,12 +65,20 @@ struct Avx512 : RowOperations<Avx512> {
     static Int add_dot(Int sum, Dot d) { return add(sum, d); }
     static Int add_dot(Int sum, Dot d, Int scale) { return add(sum, _mm512_mullo_epi32(d, scale)); }
 
+    static Subs load_subs(const uint8_t* p) { return load_bytes(p); }
+    static Subs nibbles(Subs b, int shift) {
+        return _mm_and_si128(_mm_srli_epi16(b, shift), _mm_set1_epi8(15));
+    }
+    static Subs odd(Subs b) { return _mm_or_si128(_mm_add_epi8(b, b), _mm_set1_epi8(1)); }
+    static Subs narrow(Rows a) {
+        return _mm_packus_epi16(_mm256_castsi256_si128(a), _mm256_extracti128_si256(a, 1));
+    }
     template <bool is_signed>
-    static Int scale(Bytes16 b, int) {
+    static Int scale(Subs b, int) {
         return is_signed ? _mm512_cvtepi8_epi32(b) : _mm512_cvtepu8_epi32(b);
     }
     template <bool is_signed>
-    static Int pairs(Bytes16 a, Bytes16 b, int half) {
+    static Int pairs(Subs a, Subs b, int half) {
         Int high = _mm512_slli_epi32(scale<is_signed>(b, half), 16);
         return _mm512_mask_blend_epi16(0xAAAAAAAA, scale<is_signed>(a, half), high);
     }

@@ -29,9 +29,12 @@ struct AvxVnni : Avx2Operations<AvxVnni> {
     }
 
     template <bool is_signed>
-    static Int scale(Bytes16 b, int half) {
-        if (half) b = _mm_srli_si128(b, 8);
-        return is_signed ? _mm256_cvtepi8_epi32(b) : _mm256_cvtepu8_epi32(b);
+    static Int scale(Subs b, int half) {
+        static constexpr Shuffle widen[2] = {
+            shuffle([](int i) { return i % 4 == 3 * is_signed ? i / 4 : -1; }),
+            shuffle([](int i) { return i % 4 == 3 * is_signed ? 8 + i / 4 : -1; })};
+        Int r = shuffled(b, widen[half]);
+        return is_signed ? _mm256_srai_epi32(r, 24) : r;
     }
     static Int add_dot(Int sum, Dot d) { return add(sum, d); }
     static Int add_dot(Int sum, Dot d, Int scale) { return add(sum, _mm256_mullo_epi32(d, scale)); }

@@ -23,6 +23,7 @@ struct Portable {
     struct Bytes16 {
         uint8_t v[16];
     };  // one byte for each row of a tile
+    using Subs = Bytes16;
     struct Rows {
         uint16_t v[16];
     };  // one uint16 for each row of a tile
@@ -59,13 +60,14 @@ struct Portable {
         std::memcpy(&r, p, 16);
         return r;
     }
+    static Subs load_subs(const uint8_t* p) { return load_bytes(p); }
     // Bits [shift, shift + 4) of each byte; `shift` is 0 or 4.
-    static Bytes16 nibbles(Bytes16 b, int shift) {
+    static Subs nibbles(Subs b, int shift) {
         for (auto& x : b.v) x = x >> shift & 15;
         return b;
     }
     // 2 * b + 1 in each byte.
-    static Bytes16 odd(Bytes16 b) {
+    static Subs odd(Subs b) {
         for (auto& x : b.v) x = static_cast<uint8_t>(2 * x + 1);
         return b;
     }
@@ -81,8 +83,8 @@ struct Portable {
         for (int i = 0; i < 16; ++i) r.v[i] = b.v[i];
         return r;
     }
-    static Bytes16 narrow(Rows a) {
-        Bytes16 r;
+    static Subs narrow(Rows a) {
+        Subs r;
         for (int i = 0; i < 16; ++i) r.v[i] = static_cast<uint8_t>(a.v[i]);
         return r;
     }
@@ -184,7 +186,7 @@ struct Portable {
     }
     // A factor for add_dot: the bytes of half `half`.
     template <bool is_signed>
-    static Int scale(Bytes16 b, int half) {
+    static Int scale(Subs b, int half) {
         return each<Int>([&](int i) {
             uint8_t x = b.v[half * lanes + i];
             return is_signed ? int8_t(x) : x;
@@ -193,7 +195,7 @@ struct Portable {
 
     // Pairs of int16 in each lane: (a[row], b[row]) for the rows of half `half`.
     template <bool is_signed>
-    static Int pairs(Bytes16 a, Bytes16 b, int half) {
+    static Int pairs(Subs a, Subs b, int half) {
         auto widen = [](uint8_t x) {
             return uint32_t(uint16_t(is_signed ? int16_t(int8_t(x)) : int16_t(x)));
         };
