@@ -11,7 +11,10 @@ template <class F, class I>
 class Prefetch {
 public:
     STRATA_INLINE Prefetch(const Tile& tile, int k)
-        : tile_(tile), num_steps_(k / kStep), tile_bytes_((k / f.gguf_block * block_bytes + 63) / 64 * 64) {}
+        : tile_(tile),
+          num_steps_(k / kStep),
+          distance_(num_steps_ < page ? num_steps_ : page),
+          tile_bytes_((k / f.gguf_block * block_bytes + 63) / 64 * 64) {}
 
     // To be called once for every step.
     STRATA_INLINE void fetch(int step) const {
@@ -44,19 +47,17 @@ private:
                      (p.extra - p.sub_minimum) / steps,
                      size_t{kTileRows} * f.grid.extra_bits / 8};
     }();
-    static constexpr int distance = 4096 / (per_step.low + per_step.high);  // steps
+    static constexpr size_t page = 4096 / (per_step.low + per_step.high);  // steps
 
     template <size_t bytes>
     STRATA_INLINE void fetch_plane(const uint8_t* plane, int step) const {
-        if constexpr (bytes >= 8) {  // of less, many steps share a line
-            size_t far = step + distance, skip = far < num_steps_ ? 0 : tile_bytes_ - num_steps_ * bytes;
-            STRATA_UNROLL
-            for (size_t i = 0; i < bytes; i += 64) I::prefetch(plane + far * bytes + skip + i);
-        }
+        size_t far = step + distance_, skip = far < num_steps_ ? 0 : tile_bytes_ - num_steps_ * bytes;
+        STRATA_UNROLL
+        for (size_t i = 0; i < bytes; i += 64) I::prefetch(plane + far * bytes + skip + i);
     }
 
     const Tile& tile_;
-    size_t num_steps_, tile_bytes_;
+    size_t num_steps_, distance_, tile_bytes_;  // no further than the next tile
 };
 
 }  // namespace strata
