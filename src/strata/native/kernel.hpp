@@ -32,6 +32,8 @@ struct TileKernel {
 
     static constexpr Layout f = F::layout;
     static constexpr int halves = kTileRows / I::lanes;
+    // Halves of a tile that share each load of an activation code: what the registers hold.
+    static constexpr int shared = M == 1 ? halves : 1;
     static constexpr int steps = f.span() > kStep ? f.span() / kStep : 1;  // steps in a span
     static constexpr int parts = f.span() < kStep ? kStep / f.span() : 1;  // spans in a step
     static constexpr int sub_block = f.has_sub() ? f.sub_block : f.span() < kStep ? f.span() : kStep;
@@ -48,21 +50,26 @@ struct TileKernel {
         return I::template pairs<sub_signed>(first, second, half);
     }
 
-    // sum += (sub-scale *) dot product of groups [2 * begin, 2 * end) with each activation row.
+    // sum += (sub-scale *) dot product of groups [2 * begin, 2 * end) with each activation row, for the halves
+    // from `half` on that share their loads.
     template <int begin, int end>
     static STRATA_INLINE void add_products(const Decode& d, int step, int half, const uint32_t* a,
-                                           const Int* scales, Dot* dots, Int* sum) {
-        Code codes[2];
-        d.template load_pair<begin>(step, half, codes);
+                                           const Int (*scales)[2], Dot (*dots)[M], Int (*sum)[M]) {
+        Code codes[shared][2];
+        STRATA_UNROLL
+        for (int h = 0; h < shared; ++h) d.template load_pair<begin>(step, half + h, codes[h]);
         STRATA_UNROLL
         for (int g = 2 * begin; g < 2 * begin + 2; ++g) {
             STRATA_UNROLL
             for (int m = 0; m < M; ++m) {
-                if (g % run == 0) dots[m] = I::zero();
-                I::multiply_add(dots[m], codes[g % 2], a[g * M + m]);
-                if ((g + 1) % run) continue;
-                sum[m] = f.has_sub() ? I::add_dot(sum[m], dots[m], scales[g / groups])
-                                     : I::add_dot(sum[m], dots[m]);
+                STRATA_UNROLL
+                for (int h = 0; h < shared; ++h) {
+                    if (g % run == 0) dots[h][m] = I::zero();
+                    I::multiply_add(dots[h][m], codes[h][g % 2], a[g * M + m]);
+                    if ((g + 1) % run) continue;
+                    sum[h][m] = f.has_sub() ? I::add_dot(sum[h][m], dots[h][m], scales[h][g / groups])
+                                            : I::add_dot(sum[h][m], dots[h][m]);
+                }
             }
         }
         if constexpr (begin + 1 < end) add_products<begin + 1, end>(d, step, half, a, scales, dots, sum);
@@ -139,12 +146,12 @@ struct TileKernel {
                 if (step + 1 < num_steps) d.prepare(step + 1);
                 planes.fetch(step);
                 STRATA_UNROLL
-                for (int h = 0; h < halves; ++h) {
+                for (int h = 0; h < halves; h += shared) {
                     const uint32_t* a = I::hide(p.codes + step * 8 * M);
                     if constexpr (parts == 1)
-                        multiply_step(d, p, step, h, a, sum[h], minimum[h]);
+                        multiply_step(d, p, step, h, a, sum + h, minimum + h);
                     else
-                        finish_parts(d, p, step, h, a, scales, total[h]);
+                        finish_parts(d, p, step, h, a, scales, total + h);
                 }
             }
             if constexpr (parts == 1) {
@@ -159,34 +166,43 @@ struct TileKernel {
 
     // A step whose span is at least as long as the step.
     static STRATA_INLINE void multiply_step(const Decode& d, const Panel& p, int step, int half,
-                                            const uint32_t* a, Int* sum, Int* minimum) {
-        Int scales[2];
+                                            const uint32_t* a, Int (*sum)[M], Int (*minimum)[M]) {
+        Int scales[shared][2];
         if constexpr (f.has_sub()) {
             STRATA_UNROLL
-            for (int s = 0; s < kStep / sub_block; ++s)
-                scales[s] = I::template scale<sub_signed>(d.sub(step, s, false), half);
+            for (int h = 0; h < shared; ++h) {
+                STRATA_UNROLL
+                for (int s = 0; s < kStep / sub_block; ++s)
+                    scales[h][s] = I::template scale<sub_signed>(d.sub(step, s, false), half + h);
+            }
         }
-        Dot dots[M];
+        Dot dots[shared][M];
         add_products<0, 4>(d, step, half, a, scales, dots, sum);
-        add_sums(d, p.sums + step * M, step, half, 0, sum, minimum);
+        STRATA_UNROLL
+        for (int h = 0; h < shared; ++h)
+            add_sums(d, p.sums + step * M, step, half + h, 0, sum[h], minimum[h]);
     }
 
     // A step of two spans: each ends its integer part on its own.
     static STRATA_INLINE void finish_parts(const Decode& d, const Panel& p, int step, int half,
-                                           const uint32_t* a, const float* scales, Float* total) {
+                                           const uint32_t* a, const float* scales, Float (*total)[M]) {
         finish_part<0>(d, p, step, half, a, scales, total);
         finish_part<1>(d, p, step, half, a, scales, total);
     }
 
     template <int part>
     static STRATA_INLINE void finish_part(const Decode& d, const Panel& p, int step, int half,
-                                          const uint32_t* a, const float* scales, Float* total) {
-        Int sum[M], minimum[M];
-        Dot dots[M];
-        for (int m = 0; m < M; ++m) sum[m] = minimum[m] = I::zero();
+                                          const uint32_t* a, const float* scales, Float (*total)[M]) {
+        Int sum[shared][M], minimum[shared][M];
+        Dot dots[shared][M];
+        for (int h = 0; h < shared; ++h)
+            for (int m = 0; m < M; ++m) sum[h][m] = minimum[h][m] = I::zero();
         add_products<2 * part, 2 * part + 2>(d, step, half, a, nullptr, dots, sum);
-        add_sums(d, p.sums + step * M, step, half, part, sum, minimum);
-        add_span(d.tile, scales, step * 2 + part, half, sum, minimum, total);
+        STRATA_UNROLL
+        for (int h = 0; h < shared; ++h) {
+            add_sums(d, p.sums + step * M, step, half + h, part, sum[h], minimum[h]);
+            add_span(d.tile, scales, step * 2 + part, half + h, sum[h], minimum[h], total[h]);
+        }
     }
 };
 
