@@ -76,7 +76,7 @@ class CardRunner:
         self._pending = [0] * len(self._pending)
         for row in rows:
             self._pending[row.lane] += 1
-        self._logits = window.logits
+        self._logits = window.logits[: len(rows)]
         return chosen
 
     def logits(self, index: int) -> np.ndarray:

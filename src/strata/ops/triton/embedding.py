@@ -155,9 +155,9 @@ def _iq3_s(block, j, mask, codebook):
 def _embed(ids, table, codebook, out, num_rows, WIDTH: tl.constexpr, FORMAT: tl.constexpr,
            BLOCK_SIZE: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program is BLOCK weights of a row."""
-    row = tl.program_id(1)
+    row = tl.program_id(0)
     number = tl.minimum(tl.maximum(tl.load(ids + row), 0), num_rows - 1).to(tl.int64)
-    k = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = k < WIDTH
     if FORMAT == "float":
         value = tl.load(table + number * WIDTH + k, mask, other=0.0).to(tl.float32)
@@ -195,7 +195,7 @@ def embed(ids: torch.Tensor, table: EmbeddingTable, out: torch.Tensor | None = N
     rows, is_float = ids.numel(), table.format in FLOATS
     out = torch.empty(rows, table.width, device=ids.device) if out is None else out
     quant = None if is_float else FORMATS[table.format]
-    _embed[(triton.cdiv(table.width, BLOCK), rows)](
+    _embed[(rows, triton.cdiv(table.width, BLOCK))](  # the first may be beyond 65,535
         ids, table.blocks, table.codebook, out, table.blocks.shape[0], WIDTH=table.width,
         FORMAT="float" if is_float else table.format, BLOCK_SIZE=1 if is_float else quant.block_size,
         BLOCK_BYTES=0 if is_float else quant.block_bytes, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
