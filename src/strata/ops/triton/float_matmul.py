@@ -72,56 +72,66 @@ def last_of_tile(arrived, count):
 
 
 @triton.jit
-def _window(x, scales, w, out, sums, arrived, num_rows, num_columns, x_stride, out_stride, K: tl.constexpr,
-            PARTS: tl.constexpr, GROUPS: tl.constexpr, STACKED: tl.constexpr, USED: tl.constexpr,
-            COLUMNS: tl.constexpr, SLICE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
-    """A program is a tile of columns and a slice; `num_rows` is at most USED, with STACKED at most 4.
+def add_products(x, w, high, middle, low, STACKED: tl.constexpr):
+    """Add `x @ w.T` of a window's rows to the sums of the activations' parts; with STACKED one has all three.
 
-    Activations are split already with PARTS. GROUPS as in `_prompt`.
+    Args:
+        x: float32 `[16, k]`; with STACKED row `4 * p + r` is row r for every p.
+        w: `[columns, k]`.
     """
-    PIECES: tl.constexpr = 1 if GROUPS == 0 else GROUPS
-    SLICES: tl.constexpr = (K // PIECES + SLICE - 1) // SLICE
-    ROWS: tl.constexpr = 4 if STACKED else 16
+    if STACKED:
+        high = dot_part(stack_parts(x, tl.arange(0, 16)[:, None] // 4), w, high)
+    else:
+        x_high, x_middle, x_low = split_bfloat16(x)
+        high, middle, low = dot_parts(x_high, x_middle, x_low, w, high, middle, low)
+    return high, middle, low
+
+
+@triton.jit
+def store_slice(high, middle, low, sums, columns, num_rows, num_columns, STACKED: tl.constexpr):
+    """Store the product of a slice at `sums`, float32 `[rows, columns]`."""
+    COLUMNS: tl.constexpr = columns.shape[0]
+    product = unstack(high, COLUMNS) if STACKED else add_parts(high, middle, low)
+    rows = tl.arange(0, 4 if STACKED else 16)[:, None]
+    mask = (rows < num_rows) & (columns < num_columns)[None, :]
+    tl.store(sums + rows * num_columns + columns[None, :], product, mask)
+
+
+@triton.jit
+def add_slices(sums, columns, num_rows, num_columns, SLICES: tl.constexpr, USED: tl.constexpr):
+    """The sum of SLICES slices as `store_slice` left them: float32 `[USED, columns]`."""
+    rows = tl.arange(0, USED)[:, None]
+    mask = (rows < num_rows) & (columns < num_columns)[None, :]
+    total = tl.zeros([USED, columns.shape[0]], tl.float32)
+    for index in tl.static_range(SLICES):  # unrolled: all are loaded at once
+        cells = sums + (index * num_rows + rows) * num_columns + columns[None, :]
+        total += tl.load(cells, mask, other=0.0, cache_modifier=".cg")
+    return total
+
+
+@triton.jit
+def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_stride, K: tl.constexpr,
+            STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
+            BLOCK: tl.constexpr):  # fmt: skip
+    """A program is a tile of columns and a slice; `num_rows` is at most USED, with STACKED at most 4."""
+    SLICES: tl.constexpr = (K + SLICE - 1) // SLICE
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    index, row = tl.program_id(1), tl.arange(0, 16)[:, None]
-    is_column, is_row = (columns < num_columns)[:, None], row % ROWS < num_rows
-    plane = num_rows * K
+    index, row = tl.program_id(1), tl.arange(0, 16)[:, None] % (4 if STACKED else 16)
+    w_rows = w + columns.to(tl.int64)[:, None] * K
     high = tl.zeros([16, COLUMNS], tl.float32)
     middle, low = high, high
     for start in range(index * SLICE, index * SLICE + SLICE, BLOCK):
         k = (start + tl.arange(0, BLOCK))[None, :]
-        w_tile = tl.load(w + columns.to(tl.int64)[:, None] * K + k, is_column & (k < K), other=0.0)
-        at, mask = x + row % ROWS * x_stride + k, is_row & (k < K)
-        if STACKED and PARTS:
-            stacked = tl.load(at + row // 4 * plane, mask & (row < 12), other=0.0)
-            high = dot_part(stacked, w_tile, high)
-        elif STACKED:
-            high = dot_part(stack_parts(tl.load(at, mask, other=0.0), row // 4), w_tile, high)
-        elif PARTS:
-            x_high, x_middle = tl.load(at, mask, other=0.0), tl.load(at + plane, mask, other=0.0)
-            x_low = tl.load(at + 2 * plane, mask, other=0.0)
-            high, middle, low = dot_parts(x_high, x_middle, x_low, w_tile, high, middle, low)
-        else:
-            x_high, x_middle, x_low = split_bfloat16(tl.load(at, mask, other=0.0))
-            high, middle, low = dot_parts(x_high, x_middle, x_low, w_tile, high, middle, low)
-    product = unstack(high, COLUMNS) if STACKED else add_parts(high, middle, low)
-    size = num_rows * num_columns
-    rows = tl.arange(0, ROWS)[:, None]
-    mask = (rows < num_rows) & (columns < num_columns)[None, :]
-    tl.store(sums + index * size + rows * num_columns + columns[None, :], product, mask)
-    if last_of_tile(arrived + tl.program_id(0), PIECES * SLICES):
-        used = tl.arange(0, USED)[:, None]
-        is_cell = (used < num_rows) & (columns < num_columns)[None, :]
-        cells = sums + used * num_columns + columns[None, :]
-        total = tl.zeros([USED, COLUMNS], tl.float32)
-        for group in tl.static_range(PIECES):  # unrolled: all are loaded at once
-            part = tl.zeros([USED, COLUMNS], tl.float32)
-            for each in tl.static_range(group * SLICES, (group + 1) * SLICES):
-                part += tl.load(cells + each * size, is_cell, other=0.0, cache_modifier=".cg")
-            if GROUPS > 0:
-                part = part * tl.load(scales + used * GROUPS + group, used < num_rows, other=0.0)
-            total += part
-        tl.store(out + used * out_stride + columns[None, :], total, is_cell)
+        w_tile = tl.load(w_rows + k, (columns < num_columns)[:, None] & (k < K), other=0.0)
+        x_tile = tl.load(x + row * x_stride + k, (row < num_rows) & (k < K), other=0.0)
+        high, middle, low = add_products(x_tile, w_tile, high, middle, low, STACKED)
+    at = sums + index * num_rows * num_columns
+    store_slice(high, middle, low, at, columns, num_rows, num_columns, STACKED)
+    if last_of_tile(arrived + tl.program_id(0), SLICES):
+        total = add_slices(sums, columns, num_rows, num_columns, SLICES, USED)
+        rows = tl.arange(0, USED)[:, None]
+        mask = (rows < num_rows) & (columns < num_columns)[None, :]
+        tl.store(out + rows * out_stride + columns[None, :], total, mask)
 
 
 @triton.jit
@@ -186,48 +196,43 @@ def workspace_size(num_columns: int, num_in: int, slice_length: int = SLICE) -> 
     return slices * WINDOW_ROWS * num_columns, triton.cdiv(num_columns, WINDOW_COLUMNS)
 
 
-def _multiply_window(x, scales, weight, workspace, out, slice_length, num_rows):
-    """A window's product into `out`: of float32 `[rows, num_in]`, or split, bfloat16 `[3, rows, num_in]`."""
-    num_columns, num_in = weight.shape
-    workspace.require(*workspace_size(num_columns, num_in, slice_length))
+def window_options(weight: torch.Tensor, slice_length: int, num_rows: int) -> dict[str, object]:
+    """Constants and options of kernels that multiply a window's rows with slices of a matrix."""
     stacked = num_rows <= STACKED_ROWS
-    _window[(triton.cdiv(num_columns, WINDOW_COLUMNS), triton.cdiv(num_in, slice_length))](
-        x, scales, weight, out, workspace.sums, workspace.arrived, num_rows, num_columns, x.stride(-2),
-        out.stride(0), K=num_in, PARTS=x.dim() == 3, GROUPS=0 if scales is None else scales.shape[1],
-        STACKED=stacked, USED=triton.next_power_of_2(num_rows), COLUMNS=WINDOW_COLUMNS, SLICE=slice_length,
-        BLOCK=min(dot_block(weight, 128 if stacked else 64), slice_length), num_warps=4, num_stages=2,
-        enable_fp_fusion=False,
-    )  # fmt: skip
+    return {
+        "STACKED": stacked,
+        "USED": triton.next_power_of_2(num_rows),
+        "COLUMNS": WINDOW_COLUMNS,
+        "SLICE": slice_length,
+        "BLOCK": min(dot_block(weight, 128 if stacked else 64), slice_length),
+        "num_warps": 4,
+        "num_stages": 2,
+        "enable_fp_fusion": False,
+    }
 
 
 def multiply_parts(
     parts: torch.Tensor,
     weight: torch.Tensor,
-    workspace: Workspace,
+    out: torch.Tensor,
     slice_length: int = SLICE,
     scales: torch.Tensor | None = None,
-    out: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """`float_matmul` of rows that are split already.
+) -> None:
+    """`float_matmul` of a prompt's rows that are split already.
 
     Args:
         parts: bfloat16 `[3, rows, num_in]`, contiguous.
-        weight, workspace, out: as there.
+        weight, out: as there.
         slice_length: of the parts of K (or of a group) that are summed by themselves.
         scales: float32 `[rows, groups]`: K is cut into groups, whose sums are multiplied with these.
     """
     (num_rows, num_in), num_columns = parts.shape[1:], weight.shape[0]
-    out = torch.empty(num_rows, num_columns, device=parts.device) if out is None else out
-    if num_rows <= WINDOW_ROWS:
-        _multiply_window(parts, scales, weight, workspace, out, slice_length, num_rows)
-        return out
     rows, columns = PROMPT_TILE
     _prompt[(triton.cdiv(num_columns, columns), triton.cdiv(num_rows, rows))](
         parts, scales, weight, out, num_rows, num_columns, out.stride(0), K=num_in,
         GROUPS=0 if scales is None else scales.shape[1], ROWS=rows, COLUMNS=columns, SLICE=slice_length,
         BLOCK=min(dot_block(weight, 64), slice_length), num_warps=8, num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
-    return out
 
 
 def float_matmul(
@@ -247,10 +252,15 @@ def float_matmul(
     (num_rows, num_in), num_columns = x.shape, weight.shape[0]
     out = x.new_empty(num_rows, num_columns) if out is None else out
     if num_rows <= WINDOW_ROWS:
-        _multiply_window(x, None, weight, workspace, out, SLICE, num_rows)
+        workspace.require(*workspace_size(num_columns, num_in))
+        _window[(triton.cdiv(num_columns, WINDOW_COLUMNS), triton.cdiv(num_in, SLICE))](
+            x, weight, out, workspace.sums, workspace.arrived, num_rows, num_columns, x.stride(0),
+            out.stride(0), K=num_in, **window_options(weight, SLICE, num_rows),
+        )  # fmt: skip
         return out
     parts = torch.empty(3, num_rows, num_in, dtype=torch.bfloat16, device=x.device)
     _split[(triton.cdiv(num_in, 1024), num_rows)](
         x, parts, num_rows, x.stride(0), K=num_in, BLOCK=1024, num_warps=4, enable_fp_fusion=False
     )
-    return multiply_parts(parts, weight, workspace, out=out)
+    multiply_parts(parts, weight, out)
+    return out

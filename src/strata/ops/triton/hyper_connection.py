@@ -1,9 +1,9 @@
 """Reading from and writing to the residual streams of gated hyper-connections (MODELS.md section 2.2).
 
-A read is three launches where `down`, `inject` and `up` are float matrices, which in the released files they
-are: the write of the block before and the scales of the norm; the products with `down` and `inject`, of
-streams that are scaled afterwards; the product with `up`, the gates and their mean. Where matrices are
-quantised, see `streams`.
+A read is two launches for a window where `down`, `inject` and `up` are float matrices, which in the released
+files they are: the write of the block before, the scales of the norm, and the products with `down` and
+`inject`, of streams that are scaled afterwards; the product with `up`, the gates and their mean. A prompt's
+writes come first, by themselves. Where matrices are quantised, see `streams`.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,16 @@ from strata.ops.triton.arithmetic import (
 from strata.ops.triton.float_matmul import (
     SLICE,
     STACKED_ROWS,
+    WINDOW_COLUMNS,
     WINDOW_ROWS,
     Workspace,
+    add_products,
+    add_slices,
     dot_block,
     last_of_tile,
     multiply_parts,
+    store_slice,
+    window_options,
     workspace_size,
 )
 from strata.ops.triton.quantize import quantize_blocks
@@ -71,33 +76,112 @@ class HyperConnectionWeights:
         return min(self.width & -self.width, SLICE)
 
     def workspace_size(self) -> tuple[int, int]:
-        """Sums and tiles of a `Workspace` for windows."""
+        """Sums and tiles of a `Workspace` for windows: squares come last, and the tile that adds them up."""
         sums, tiles = workspace_size(*self.down.shape, self.slice)
-        return sums, max(tiles, triton.cdiv(self.width, QUANTIZED))
+        squares = WINDOW_ROWS * self.norm.numel() // self.slice
+        return sums + squares, max(tiles + 1, triton.cdiv(self.width, QUANTIZED))
 
 
 @triton.jit
-def _write(residual, output, inject, written, norm, parts, scales, num_rows, WIDTH: tl.constexpr,
-           STREAMS: tl.constexpr, EPSILON: tl.constexpr, PADDED: tl.constexpr,
-           WRITE: tl.constexpr):  # fmt: skip
-    """A program is a stream of a row: written to, its scale, and what is multiplied with `down`, in parts."""
-    stream, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    column = tl.arange(0, PADDED)
-    mask = column < WIDTH
-    k = stream * WIDTH + column
+def _written(residual, output, strength, row, stream, k, mask, WIDTH: tl.constexpr, STREAMS: tl.constexpr,
+             WRITE: tl.constexpr):  # fmt: skip
+    """Elements `k` of a row's streams, which lie in `stream`; with `strength` times the output."""
     value = tl.load(residual + row * (STREAMS * WIDTH) + k, mask, other=0.0)
     if WRITE:
-        strength = tl.load(inject + row * STREAMS + stream)
-        value += strength * tl.load(output + row * WIDTH + column, mask, other=0.0)
-        tl.store(written + row * (STREAMS * WIDTH) + k, value, mask)
-    high, middle, low = split_bfloat16(value * tl.load(norm + k, mask, other=0.0))
+        value += strength * tl.load(output + row * WIDTH + (k - stream * WIDTH), mask, other=0.0)
+    return value
+
+
+@triton.jit
+def _write_slice(residual, output, inject, written, squares, num_rows, index, WIDTH: tl.constexpr,
+                 STREAMS: tl.constexpr, SLICE: tl.constexpr, WRITE: tl.constexpr):  # fmt: skip
+    """Write to a slice of all rows' streams, and sum up its squares, float32 `[rows, slices]`."""
+    SLICES: tl.constexpr = STREAMS * WIDTH // SLICE
+    k = index * SLICE + tl.arange(0, SLICE)
+    stream = index * SLICE // WIDTH
+    for row in range(num_rows):
+        strength = tl.load(inject + row * STREAMS + stream) if WRITE else 0.0
+        value = _written(residual, output, strength, row, stream, k, k >= 0, WIDTH, STREAMS, WRITE)
+        if WRITE:
+            tl.store(written + row * (STREAMS * WIDTH) + k, value)
+        tl.store(squares + row * SLICES + index, tl.sum(value * value, 0))
+
+
+@triton.jit
+def _mix(residual, output, inject, norm, down, written, scales, out, sums, squares, arrived, num_rows,
+         num_columns, WIDTH: tl.constexpr, STREAMS: tl.constexpr, EPSILON: tl.constexpr, WRITE: tl.constexpr,
+         STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
+         BLOCK: tl.constexpr):  # fmt: skip
+    """A program is a slice of the streams and a tile of columns of `down`, or behind those, the write.
+
+    Of the streams' products `out` float32 `[streams, rows, columns]` is not scaled yet: the scales come last.
+    """
+    SLICES: tl.constexpr = WIDTH // SLICE
+    tile, index = tl.program_id(0), tl.program_id(1)
+    if tile == tl.num_programs(0) - 1:
+        _write_slice(residual, output, inject, written, squares, num_rows, index, WIDTH, STREAMS, SLICE,
+                     WRITE)  # fmt: skip
+        if last_of_tile(arrived + tile, STREAMS * SLICES):
+            row, stream = tl.arange(0, USED)[:, None], tl.arange(0, STREAMS)[None, :]
+            cells = squares + (row * STREAMS + stream) * SLICES
+            total = tl.zeros([USED, STREAMS], tl.float32)
+            for each in tl.static_range(SLICES):
+                total += tl.load(cells + each, row < num_rows, other=0.0, cache_modifier=".cg")
+            tl.store(scales + row * STREAMS + stream, tl.rsqrt(total / WIDTH + EPSILON), row < num_rows)
+    else:
+        columns = tile * COLUMNS + tl.arange(0, COLUMNS)
+        row = tl.arange(0, 16)[:, None] % (4 if STACKED else 16)
+        w_rows = down + columns.to(tl.int64)[:, None] * (STREAMS * WIDTH)
+        high = tl.zeros([16, COLUMNS], tl.float32)
+        middle, low = high, high
+        stream, is_row = index // SLICES, row < num_rows
+        strength = tl.load(inject + row * STREAMS + stream, is_row, other=0.0) if WRITE else 0.0
+        for start in range(index * SLICE, index * SLICE + SLICE, BLOCK):
+            k = (start + tl.arange(0, BLOCK))[None, :]
+            w = tl.load(w_rows + k, (columns < num_columns)[:, None], other=0.0)
+            x = _written(residual, output, strength, row, stream, k, is_row, WIDTH, STREAMS, WRITE)
+            high, middle, low = add_products(x * tl.load(norm + k), w, high, middle, low, STACKED)
+        size = num_rows * num_columns
+        store_slice(high, middle, low, sums + index * size, columns, num_rows, num_columns, STACKED)
+        if last_of_tile(arrived + tile, STREAMS * SLICES):
+            rows = tl.arange(0, USED)[:, None]
+            mask = (rows < num_rows) & (columns < num_columns)[None, :]
+            for each in tl.static_range(STREAMS):
+                total = add_slices(sums + each * SLICES * size, columns, num_rows, num_columns, SLICES, USED)
+                tl.store(out + each * size + rows * num_columns + columns[None, :], total, mask)
+
+
+@triton.jit
+def _split(residual, output, inject, written, norm, parts, scales, num_rows, WIDTH: tl.constexpr,
+           STREAMS: tl.constexpr, SLICE: tl.constexpr, EPSILON: tl.constexpr,
+           WRITE: tl.constexpr):  # fmt: skip
+    """A program is a stream of a prompt's row: written to, its scale, and what is multiplied, in parts."""
+    stream, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     plane = tl.cast(num_rows, tl.int64) * (STREAMS * WIDTH)
-    cells = parts + row * (STREAMS * WIDTH) + k
-    tl.store(cells, high, mask)
-    tl.store(cells + plane, middle, mask)
-    tl.store(cells + 2 * plane, low, mask)
-    scale = tl.rsqrt(tl.sum(value * value, 0) / WIDTH + EPSILON)
-    tl.store(scales + row * STREAMS + stream, scale)
+    squares = tl.zeros([1], tl.float32)
+    strength = tl.load(inject + row * STREAMS + stream) if WRITE else 0.0
+    for start in range(0, WIDTH, SLICE):
+        k = stream * WIDTH + start + tl.arange(0, SLICE)
+        value = _written(residual, output, strength, row, stream, k, k >= 0, WIDTH, STREAMS, WRITE)
+        cells = row * (STREAMS * WIDTH) + k
+        if WRITE:
+            tl.store(written + cells, value)
+        high, middle, low = split_bfloat16(value * tl.load(norm + k))
+        tl.store(parts + cells, high)
+        tl.store(parts + plane + cells, middle)
+        tl.store(parts + 2 * plane + cells, low)
+        squares += tl.sum(value * value, 0)
+    tl.store(scales + row * STREAMS + stream + tl.arange(0, 1), tl.rsqrt(squares / WIDTH + EPSILON))
+
+
+@triton.jit
+def _scaled(product, scales, row, k, mask, num_rows, stride, STREAMS: tl.constexpr):  # fmt: skip
+    """Products of a window's rows with `down`: those of the streams, each scaled, and added."""
+    total = tl.zeros(mask.shape, tl.float32)
+    for stream in tl.static_range(STREAMS):
+        scale = tl.load(scales + row * STREAMS + stream, row < num_rows, other=0.0)
+        total += tl.load(product + (stream * num_rows + row) * stride + k, mask, other=0.0) * scale
+    return total
 
 
 @triton.jit
@@ -135,23 +219,24 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
     value = value * tl.load(scales + rows[:, None] * STREAMS + stream[None, :], is_row, other=0.0)
     value = value * tl.load(norm + gate_row)[None, :]
     TILE: tl.constexpr = 16 if ROWS == 4 else ROWS
-    row = tl.program_id(1) * ROWS + tl.arange(0, TILE)[:, None] % ROWS
     high = tl.zeros([TILE, COLUMNS], tl.float32)
     middle, lowest = high, high
     for start in range(0, LOW, BLOCK):
         k = (start + tl.arange(0, BLOCK))[None, :]
         w = tl.load(weight + gate_row[:, None] * LOW + k, k < LOW, other=0.0)
-        mask = (row < num_rows) & (k < LOW)
+        mask = is_row & (k < LOW)
         if parts is not None:
             plane = tl.cast(num_rows, tl.int64) * LOW
-            cells = parts + row.to(tl.int64) * LOW + k
+            cells = parts + wide_rows * LOW + k
             a_high = tl.load(cells, mask, other=0.0)
             a_middle = tl.load(cells + plane, mask, other=0.0)
             a_low = tl.load(cells + 2 * plane, mask, other=0.0)
             high, middle, lowest = dot_parts(a_high, a_middle, a_low, w, high, middle, lowest)
         else:
-            a = silu(tl.load(product + row.to(tl.int64) * product_stride + k, mask, other=0.0) / STREAMS)
+            a = _scaled(product, scales, rows[:, None], k, mask, num_rows, product_stride, STREAMS)
+            a = silu(a / STREAMS)
             if ROWS == 4:
+                a = tl.reshape(tl.broadcast_to(a[None], [4, 4, BLOCK]), [16, BLOCK])
                 high = dot_part(stack_parts(a, tl.arange(0, TILE)[:, None] // ROWS), w, high)
             else:
                 a_high, a_middle, a_low = split_bfloat16(a)
@@ -164,7 +249,13 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
     if INJECT:
         is_owned = rows < tl.where(tl.program_id(0) == 0, num_rows, 0)
         each = tl.arange(0, STREAMS)[None, :]
-        logit = tl.load(product + wide_rows * product_stride + LOW + each, is_owned[:, None], other=0.0)
+        is_logit = is_owned[:, None] & (each >= 0)
+        if parts is not None:
+            logit = tl.load(product + wide_rows * product_stride + LOW + each, is_logit, other=0.0)
+        else:
+            logit = _scaled(
+                product, scales, rows[:, None], LOW + each, is_logit, num_rows, product_stride, STREAMS
+            )
         tl.store(strengths + wide_rows * STREAMS + each, 2 * sigmoid(logit / STREAMS), is_owned[:, None])
     if QUANTIZE:
         block = tl.program_id(0) * CHANNELS // 128
@@ -200,22 +291,18 @@ def read(
         module without `inject`).
     """
     num_rows, streams, width = residual.shape
+    window = num_rows <= WINDOW_ROWS
     written = residual if output is None else torch.empty_like(residual)
     strengths, scales = residual.new_empty(num_rows, streams), residual.new_empty(num_rows, streams)
-    parts = torch.empty(3, num_rows, streams * width, dtype=torch.bfloat16, device=residual.device)
-    _write[(streams, num_rows)](
-        residual, output, inject, written, weights.norm, parts, scales, num_rows, WIDTH=width,
-        STREAMS=streams, EPSILON=weights.epsilon, PADDED=triton.next_power_of_2(width),
-        WRITE=output is not None, num_warps=8, enable_fp_fusion=False,
-    )  # fmt: skip
-    product = multiply_parts(parts, weights.down, workspace, weights.slice, scales)
+    multiply = _multiply_window if window else _multiply_prompt
+    product = multiply(residual, output, inject, written, scales, weights, workspace)
     rows, channels, block, warps = 32, 16, 64, 8
-    if num_rows <= WINDOW_ROWS:
+    if window:
         rows, channels, block, warps = (4, 16, 128, 4) if num_rows <= STACKED_ROWS else (16, 16, 64, 4)
     x = residual.new_empty(num_rows, width)
     codes, code_scales = quantized or (x, x)
     arrived, parts = workspace.arrived, None
-    if num_rows > WINDOW_ROWS:
+    if not window:
         tiles = triton.cdiv(num_rows, rows) * triton.cdiv(width, QUANTIZED)
         arrived = torch.zeros(tiles, dtype=torch.int32, device=x.device)
         parts = torch.empty(3, num_rows, weights.low_rank, dtype=torch.bfloat16, device=x.device)
@@ -225,9 +312,39 @@ def read(
         )  # fmt: skip
     _up[(width // channels, triton.cdiv(num_rows, rows))](
         written, scales, weights.norm, product, parts, weights.up, x, strengths, codes, code_scales, arrived,
-        num_rows, product.stride(0), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
+        num_rows, product.stride(-2), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
         CHANNELS=channels, BLOCK=dot_block(weights.up, block),
         INJECT=weights.down.shape[0] > weights.low_rank, QUANTIZE=quantized is not None, num_warps=warps,
         num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     return written, x, strengths
+
+
+def _multiply_window(residual, output, inject, written, scales, weights, workspace) -> torch.Tensor:
+    """Fill in `written` and `scales`; returns products with `down`, float32 `[streams, rows, columns]`."""
+    (num_rows, streams, width), num_columns = residual.shape, weights.down.shape[0]
+    workspace.require(*weights.workspace_size())
+    slices = streams * width // weights.slice
+    squares = workspace.sums[slices * WINDOW_ROWS * num_columns :]
+    product = residual.new_empty(streams, num_rows, num_columns)
+    _mix[(triton.cdiv(num_columns, WINDOW_COLUMNS) + 1, slices)](
+        residual, output, inject, weights.norm, weights.down, written, scales, product, workspace.sums,
+        squares, workspace.arrived, num_rows, num_columns, WIDTH=width, STREAMS=streams,
+        EPSILON=weights.epsilon, WRITE=output is not None,
+        **window_options(weights.down, weights.slice, num_rows),
+    )  # fmt: skip
+    return product
+
+
+def _multiply_prompt(residual, output, inject, written, scales, weights, workspace) -> torch.Tensor:
+    """Fill in `written` and `scales`; returns products with `down`, float32 `[rows, columns]`."""
+    num_rows, streams, width = residual.shape
+    parts = torch.empty(3, num_rows, streams * width, dtype=torch.bfloat16, device=residual.device)
+    _split[(streams, num_rows)](
+        residual, output, inject, written, weights.norm, parts, scales, num_rows, WIDTH=width,
+        STREAMS=streams, SLICE=weights.slice, EPSILON=weights.epsilon, WRITE=output is not None, num_warps=4,
+        enable_fp_fusion=False,
+    )  # fmt: skip
+    product = residual.new_empty(num_rows, weights.down.shape[0])
+    multiply_parts(parts, weights.down, product, weights.slice, scales)
+    return product
