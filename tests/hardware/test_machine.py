@@ -10,7 +10,6 @@ import pytest
 from strata.hardware.bandwidth import disk_bandwidth, memory_bandwidth
 from strata.hardware.description import Card
 from strata.hardware.machine import cpu_name, is_wsl, pinnable_bytes, this_machine
-from strata.hardware.memory import total_bytes
 
 RADEON = Card(name="x", arch="gfx1100", vram_bytes=1, free_bytes=1)
 GEFORCE = Card(name="x", arch="sm_89", vram_bytes=1, free_bytes=1)
@@ -49,14 +48,6 @@ def test_windows_and_wsl_let_half_of_the_memory_be_registered(tmp_path):
     assert not is_wsl(tmp_path)
     write(tmp_path, "proc/sys/kernel/osrelease", "6.6.87.2-microsoft-standard-WSL2")
     assert is_wsl(tmp_path) and pinnable_bytes((GEFORCE,), tmp_path, "linux") == half
-
-
-def test_a_containers_limit_is_its_memory(tmp_path):
-    assert total_bytes(tmp_path) == psutil.virtual_memory().total
-    write(tmp_path, "memory.max", 5 << 20)
-    assert total_bytes(tmp_path) == 5 << 20
-    write(tmp_path, "memory.max", "max")
-    assert total_bytes(tmp_path) == psutil.virtual_memory().total
 
 
 @pytest.mark.parametrize("num_threads", [1, 3])

@@ -6,10 +6,11 @@ and how much of their time a container may use (cgroups). Elsewhere only the num
 
 import os
 from dataclasses import dataclass
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 import psutil
 
+from strata.hardware.cgroups import control_groups
 from strata.hardware.sysfs import read_number, read_text
 
 ATOM_WORK = (
@@ -97,46 +98,13 @@ def _work_of_cpus(root: Path, cpus: list[int]) -> dict[int, float]:
 def cpu_quota(root: Path = Path("/")) -> float | None:
     """CPUs whose time this process may use, by the tightest of the cgroups it is in; None without a limit."""
     limits = []
-    for folder in _cgroup_folders(root):
+    for folder in control_groups("cpu", root):
         quota, _, period = read_text(folder / "cpu.max").partition(" ")  # version 2
         if not period:
             quota, period = read_text(folder / "cpu.cfs_quota_us"), read_text(folder / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal() and int(period):  # not "max", not -1
             limits.append(int(quota) / int(period))
     return min(limits, default=None)
-
-
-def _cgroup_folders(root: Path) -> list[Path]:
-    """The folders that may limit this process's CPU time, from its cgroups up to where they are mounted."""
-    groups = {}  # controllers -> path in the hierarchy; "" for version 2
-    for line in read_text(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        groups[controllers] = path
-    folders = []
-    for line in read_text(root / "proc/self/mountinfo").splitlines():
-        before, _, after = line.partition(" - ")
-        kind, _, options = after.split(" ", 2)
-        mounted, mount_point = before.split()[3:5]
-        if kind == "cgroup2":
-            path = groups.get("")
-        elif kind == "cgroup" and "cpu" in options.split(","):
-            path = next((p for names, p in groups.items() if "cpu" in names.split(",")), None)
-        else:
-            continue
-        top = root / mount_point.lstrip("/")
-        folders += _from_leaf_to_top(top, _path_below(path or "/", mounted))
-    return folders
-
-
-def _path_below(path: str, mounted: str) -> str:
-    """A cgroup's path as seen below its mount, which may show only part of the hierarchy (a container's)."""
-    inside = PurePosixPath(path)
-    return str(inside.relative_to(mounted)) if inside.is_relative_to(mounted) else ""
-
-
-def _from_leaf_to_top(top: Path, path: str) -> list[Path]:
-    parts = [part for part in path.split("/") if part not in ("", ".", "..")]
-    return [top.joinpath(*parts[:n]) for n in range(len(parts), -1, -1)]
 
 
 def parse_cpu_list(text: str) -> set[int]:

@@ -1,37 +1,43 @@
 """How much memory there is for this process, and how much of it is left."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
 
+from strata.hardware.cgroups import control_groups
 from strata.hardware.sysfs import read_fields, read_number
 
-_CGROUP = Path("/sys/fs/cgroup")
+# What a group is killed at, and what it is slowed down at until it hardly moves; version 2, then 1.
+_LIMITS = ("memory.max", "memory.high", "memory.limit_in_bytes")
+_USAGES = ("memory.current", "memory.usage_in_bytes")
+_INACTIVE_FILES = ("inactive_file", "total_inactive_file")  # with those of the groups below
 
 
-def total_bytes(cgroup: Path = _CGROUP) -> int:
-    """What the machine has, or the container's limit where that is less; `cgroup` as below."""
-    limits = (read_number(cgroup / name) for name in ("memory.max", "memory/memory.limit_in_bytes"))
-    return min([psutil.virtual_memory().total, *(limit for limit in limits if limit is not None)])
+def total_bytes(root: Path = Path("/")) -> int:
+    """What the machine has, or the lowest limit of this process's control groups; `root` as below."""
+    return min([psutil.virtual_memory().total, *(limit for _, limit in _limits(root))])
 
 
-def available_bytes(cgroup: Path = _CGROUP) -> int:
-    """What the machine has free, or what is left of the container's limit where that is less.
+def available_bytes(root: Path = Path("/")) -> int:
+    """What the machine has free, or what is left of the limit of a control group where that is less.
 
-    `cgroup` is the mount of the process's own control group, version 2 or 1: a container sees its own there.
+    Args:
+        root: where /proc and /sys are.
     """
     free = psutil.virtual_memory().available
-    for limit_file, usage_file, stat_file in (
-        ("memory.max", "memory.current", "memory.stat"),
-        ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "memory/memory.stat"),
-    ):
-        limit, used = read_number(cgroup / limit_file), read_number(cgroup / usage_file)
-        if limit is not None and used is not None:
-            # Cached files count as used, and are given up when memory is asked for.
-            free = min(free, max(0, limit - used + _inactive_file(cgroup / stat_file)))
+    for group, limit in _limits(root):
+        used = next((n for name in _USAGES if (n := read_number(group / name)) is not None), 0)
+        fields = read_fields(group / "memory.stat")
+        # Cached files count as used, and are given up when memory is asked for.
+        cached = max(fields.get(name, 0) for name in _INACTIVE_FILES)
+        free = min(free, max(0, limit - used + cached))
     return free
 
 
-def _inactive_file(path: Path) -> int:
-    fields = read_fields(path)
-    return fields.get("total_inactive_file", fields.get("inactive_file", 0))
+def _limits(root: Path) -> Iterator[tuple[Path, int]]:
+    """The limits of the groups that this process is in; groups without one are left out."""
+    for group in control_groups("memory", root):
+        limits = [n for name in _LIMITS if (n := read_number(group / name)) is not None]
+        if limits:
+            yield group, min(limits)

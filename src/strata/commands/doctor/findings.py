@@ -164,13 +164,13 @@ def _container(facts: Facts) -> Iterator[Finding]:
     """Limits of a control group: fine if meant."""
     if facts.hardware.ram.total_bytes < facts.physical_ram:
         yield Finding(
-            f"this container may use {facts.hardware.ram.total_bytes / _GIB:.1f} of "
+            f"this container or service may use {facts.hardware.ram.total_bytes / _GIB:.1f} of "
             f"{facts.physical_ram / _GIB:.0f} GiB of memory",
             "raise it if that was not meant: --memory of docker, MemoryMax of systemd",
         )
     if facts.cpu_quota is not None and facts.cpu_quota < facts.cpus:
         yield Finding(
-            f"this container may use {facts.cpu_quota:g} of {facts.cpus} CPUs' time",
+            f"this container or service may use {facts.cpu_quota:g} of {facts.cpus} CPUs' time",
             "raise it if that was not meant: --cpus of docker, CPUQuota of systemd",
         )
 
