@@ -17,7 +17,17 @@ from typing import Annotated, Any
 from pydantic import TypeAdapter, ValidationError
 
 from strata.errors import StrataError
-from strata.options import CONFIG_FILE, SCHEMA, Options, flag_name, flag_of, options_of, value_type
+from strata.options import (
+    CONFIG_FILE,
+    SCHEMA,
+    Options,
+    allowed_values,
+    flag_name,
+    flag_of,
+    options_of,
+    value_type,
+)
+from strata.outputs import check_output
 
 
 class OptionError(StrataError):
@@ -39,7 +49,8 @@ def load_options(
         cwd: the folder that may hold `strata.toml`; the working directory when None.
 
     Raises:
-        OptionError: a key is unknown, a value is not allowed, a required flag or the config file is missing.
+        OptionError: a key is unknown, a value is not allowed, a required flag or the config file is missing,
+            a file cannot be written where it shall be.
     """
     mine = options_of(command)
     given = {name: value for name, value in flags.items() if value is not None}
@@ -60,6 +71,9 @@ def load_options(
         from_file = read_config(path)
         from_file = {name: value for name, value in from_file.items() if name in mine}
         given, origins = from_file | given, dict.fromkeys(from_file, str(path)) | origins
+    for name in mine:
+        if flag_of(name).output and name in given:
+            _check_output(name, given[name])
     return Options(**given).with_origins(origins)
 
 
@@ -136,13 +150,23 @@ def _checked(name: str, value: Any, where: str, strict: bool = False) -> Any:
     # A TOML path is a string, and 10 is a fine number of seconds: strict mode would refuse both.
     strict = strict and value_type(name) not in (Path, float)
     if isinstance(value, bool) and value_type(name) is float:
-        raise OptionError(f"{where}: {value} is not allowed: a number is expected")
+        raise OptionError(f"{where}: {value} is not allowed: {allowed_values(name)} is expected")
     try:
         return _adapter(name).validate_python(value, strict=strict)
     except ValidationError as error:
         shown = "the value" if name == "api_key" else repr(value)
         reason = error.errors()[0]["msg"]
-        raise OptionError(f"{where}: {shown} is not allowed: {reason[0].lower()}{reason[1:]}") from error
+        words = (
+            f"{allowed} is expected" if (allowed := allowed_values(name)) else reason[0].lower() + reason[1:]
+        )
+        raise OptionError(f"{where}: {shown} is not allowed: {words}") from error
+
+
+def _check_output(name: str, path: Path) -> None:
+    try:
+        check_output(path)
+    except StrataError as error:
+        raise OptionError(f"{flag_name(name)} {error}") from error
 
 
 def _line_of(key: str, text: str) -> int:

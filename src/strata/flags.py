@@ -22,3 +22,5 @@ class Flag:
     in_file: bool = True  # may stand in the config file
     required: bool = False
     name: str | None = None  # where the option's own name would be an awkward flag
+    output: bool = False  # a file that is written: it is looked at before the command runs
+    allowed: str | None = None  # what a pattern means, in words

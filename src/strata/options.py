@@ -19,6 +19,7 @@ CONFIG_FILE = "strata.toml"
 EMBEDDED_MODEL = Path(__file__).parent / "data" / "tiny.gguf"
 
 Think = Literal["off", "low", "medium", "high"]
+_URL = "an address that begins with http:// or https://"
 
 
 class Options(ToolOptions):
@@ -110,7 +111,7 @@ class Options(ToolOptions):
     cors_origins: Annotated[
         str | None,
         Scope("serve"),
-        Flag("ORIGINS"),
+        Flag("ORIGINS", allowed="*, or sites such as https://a.example,http://localhost:3000"),
         Field(
             pattern=r"^(\*|https?://[^\s/,]+(,\s*https?://[^\s/,]+)*)$",
             description="Sites whose pages may use the server, e.g. https://a.example,http://localhost:3000; "
@@ -126,7 +127,7 @@ class Options(ToolOptions):
     url: Annotated[
         str | None,
         Scope("chat"),
-        Flag("URL"),
+        Flag("URL", allowed=_URL),
         Field(
             pattern=r"^https?://\S+$",
             description="Talk to this running server, e.g. http://127.0.0.1:8080, instead of starting one.",
@@ -195,7 +196,7 @@ class Options(ToolOptions):
     hf_endpoint: Annotated[
         str | None,
         Scope("pull", *ENGINE, "logits"),
-        Flag("URL", env="HF_ENDPOINT"),
+        Flag("URL", env="HF_ENDPOINT", allowed=_URL),
         Field(pattern=r"^https?://\S+$", description="Hub to download from."),
     ] = None
     tokens: Annotated[
@@ -207,7 +208,7 @@ class Options(ToolOptions):
     out: Annotated[
         Path | None,
         Scope("logits"),
-        Flag("FILE.npy", in_file=False, required=True),
+        Flag("FILE.npy", in_file=False, required=True, output=True),
         Field(description="Where the float32 logits [tokens, vocabulary] go."),
     ] = None
 
@@ -262,11 +263,7 @@ def value_type(name: str) -> type:
 def describe(name: str) -> str:
     """Help text of option `name`: what it does, its range, its environment variable, its default."""
     field, flag = SCHEMA[name], flag_of(name)
-    low = next((m.ge for m in field.metadata if isinstance(m, Ge)), None)
-    high = next((m.le for m in field.metadata if isinstance(m, Le)), None)
-    notes = []
-    if low is not None or high is not None:
-        notes.append(f"from {low}" if high is None else f"{low} to {high}")
+    notes = [text] if (text := _range(name)) else []
     if flag.env:
         notes.append(f"or {flag.env}")
     if field.default not in (None, False):
@@ -274,3 +271,19 @@ def describe(name: str) -> str:
     if flag.required:
         notes.append("required")
     return f"{field.description} ({'; '.join(notes)})" if notes else field.description
+
+
+def allowed_values(name: str) -> str:
+    """What option `name` may be, in words; "" where the schema has none for it."""
+    kind = {int: "a whole number", float: "a number"}.get(value_type(name))
+    return f"{kind} {_range(name)}".rstrip() if kind else flag_of(name).allowed or ""
+
+
+def _range(name: str) -> str:
+    """`from 1 to 1024` or `from 1 up` of an option that is a number; "" where it has no limits."""
+    metadata = SCHEMA[name].metadata
+    low = next((m.ge for m in metadata if isinstance(m, Ge)), None)
+    high = next((m.le for m in metadata if isinstance(m, Le)), None)
+    if low is None and high is None:
+        return ""
+    return f"from {low} up" if high is None else f"from {low} to {high}"

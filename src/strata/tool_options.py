@@ -71,7 +71,7 @@ class ToolOptions(BaseModel):
     ram: Annotated[
         str | None,
         Scope("plan"),
-        Flag("SIZE", in_file=False),
+        Flag("SIZE", in_file=False, allowed="1g to 9999g (GiB)"),
         Field(
             pattern=r"^[1-9]\d{0,3}[gG]?$",
             description="Plan for so many GiB of memory, e.g. 64g, not the machine's.",
@@ -140,7 +140,7 @@ class ToolOptions(BaseModel):
     gguf: Annotated[
         Path | None,
         Scope("synth"),
-        Flag("FILE.gguf", in_file=False, name="out"),
+        Flag("FILE.gguf", in_file=False, name="out", output=True),
         Field(description="Write the model to this file instead of running it."),
     ] = None
     trace: Annotated[
@@ -164,7 +164,7 @@ class ToolOptions(BaseModel):
     record_trace: Annotated[
         Path | None,
         Scope("logits"),
-        Flag("FILE.npz", in_file=False),
+        Flag("FILE.npz", in_file=False, output=True),
         Field(description="Also write which experts each token was sent to."),
     ] = None
     as_json: Annotated[

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from strata.cli import main
+from strata.engine import loading
 from strata.experts.trace import Trace
 from strata.formats.checkpoint import open_checkpoint
 from strata.options import EMBEDDED_MODEL
@@ -36,7 +37,7 @@ def test_a_file_is_the_same_model(capsys, tmp_path):
     assert open_checkpoint(out).metadata["qwen4exp.block_count"] == 2
 
 
-def test_a_recorded_trace_can_be_forced(capsys, tmp_path):
+def test_a_recorded_trace_can_be_forced(capsys, tmp_path, monkeypatch):
     tokens, trace = tmp_path / "tokens.json", tmp_path / "trace.npz"
     tokens.write_text("[1, 2, 3, 4, 5]")
     recording = ["--tokens", str(tokens), "--out", str(tmp_path / "l.npy"), "--record-trace", str(trace)]
@@ -44,9 +45,11 @@ def test_a_recorded_trace_can_be_forced(capsys, tmp_path):
     recorded = Trace.load(trace)
     assert recorded.ids.shape == (5, 8, 4) and len(np.unique(recorded.ids)) > 8
     capsys.readouterr()
-    # of another model
-    assert main(["synth", "tiny", "--quant", "q2_0", "--trace", str(trace), *SHORT]) == 1
-    assert "the trace has 8 layers of 32 experts" in capsys.readouterr().err
+    # of another model, of which nothing is made first
+    with monkeypatch.context() as patch:
+        patch.setattr(loading, "load", None)
+        assert main(["synth", "tiny", "--quant", "q2_0", "--trace", str(trace), *SHORT]) == 1
+    assert f"{trace}: the trace has 8 layers of 32 experts" in capsys.readouterr().err.replace("\n", " ")
     # of this one
     arguments = ["--layers", "8", "--experts", "32", "--trace", str(trace), *SHORT]
     assert main(["synth", "tiny", "--quant", "q2_0", *arguments]) == 0
@@ -58,8 +61,26 @@ def test_a_recorded_trace_can_be_forced(capsys, tmp_path):
         (["gpt-2", "--quant", "q2_0"], "gpt-2: known models are qwen3.8-flash-next"),
         (["tiny"], "--quant is missing: tiny comes in q2_0"),
         (["tiny", "--quant", "q2_0", "--trace", "missing.npz"], "missing.npz: cannot be read"),
+        (
+            ["tiny", "--quant", "q2_0", "--prompt-tokens", "4090", "--decode-tokens", "7"],
+            "--prompt-tokens 4090 and --decode-tokens 7 make 4097 tokens; tiny was made for 4096",
+        ),
     ],
 )
 def test_mistakes_are_named(arguments, says, capsys):
     assert main(["synth", *arguments]) == 1
     assert says in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "free, says", [(8 << 30, "There is room for --layers 7; fewer"), (0, "short (most of")]
+)
+def test_what_does_not_fit_says_what_helps(free, says, capsys, monkeypatch):
+    monkeypatch.setattr(loading, "available_bytes", lambda: free)
+    monkeypatch.setattr(loading, "_own_bytes", lambda: 300 << 20)
+    assert main(["synth", "qwen3.8-flash-next", "--quant", "iq3_xxs", "--threads", "1", *SHORT[:4]]) == 1
+    error = capsys.readouterr().err
+    assert (
+        "qwen3.8-flash-next iq3_xxs, 48 layers: does not fit. RAM: needs 45.9 GiB" in error and says in error
+    )
+    assert "--reference" not in error

@@ -1,11 +1,13 @@
 """Made-up routing must be as hard to cache as the real thing, else every predicted speed is wrong."""
 
 import contextlib
+import errno
 
 import numpy as np
 import pytest
 from helpers.replay import belady, lru
 
+from strata.errors import StrataError
 from strata.experts.trace import Trace, TraceError
 
 # FIELD.md F 3.2: misses of 480 uses per token, replayed by Infernix with so much of all experts held
@@ -69,6 +71,21 @@ def test_a_file_gives_the_trace_back(tmp_path):
     trace.save(tmp_path / "some.trace")
     loaded = Trace.load(tmp_path / "some.trace")
     assert np.array_equal(loaded.ids, trace.ids) and loaded.experts == 32
+
+
+def test_a_file_is_there_only_when_it_is_whole(tmp_path, monkeypatch):
+    path = tmp_path / "some.trace"
+    Trace.generate(7, 3, 32, 4).save(path)
+    before = path.read_bytes()
+
+    def full(file, **arrays):
+        file.write(b"PK")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(np, "savez_compressed", full)
+    with pytest.raises(StrataError, match=r"some\.trace: cannot be written: No space left"):
+        Trace.generate(5, 3, 32, 4).save(path)
+    assert path.read_bytes() == before and list(tmp_path.iterdir()) == [path]
 
 
 @pytest.mark.parametrize(

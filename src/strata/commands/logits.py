@@ -10,6 +10,7 @@ from rich.progress import Progress, track
 from strata.commands.model_path import model_path
 from strata.errors import StrataError
 from strata.options import Options
+from strata.outputs import whole_file
 
 
 def run(options: Options) -> None:
@@ -77,20 +78,13 @@ def write_logits(model, tokens: list[int], out: Path) -> None:
 
     from strata.models.base import PREFILL_CHUNK
 
-    partial = out.with_name(out.name + ".part")
     shape = (len(tokens), model.config.vocab_size)
     starts = range(0, len(tokens), PREFILL_CHUNK)
     state = model.new_state()
-    try:
-        # Written chunk by chunk: 100,000 positions of a 250,000-token vocabulary would not fit in memory.
-        with partial.open("wb") as file, torch.inference_mode():
-            header = {"descr": "<f4", "fortran_order": False, "shape": shape}
-            np.lib.format.write_array_header_1_0(file, header)
-            for start in track(starts, "logits", console=Console(stderr=True), transient=True):
-                logits = model.forward(tokens[start : start + PREFILL_CHUNK], state, all_logits=True)
-                file.write(logits.to(torch.float32).numpy().astype("<f4", copy=False).tobytes())
-        partial.replace(out)
-    except OSError as error:
-        raise StrataError(f"{out}: cannot be written: {error.strerror}") from error
-    finally:
-        partial.unlink(missing_ok=True)
+    # Written chunk by chunk: 100,000 positions of a 250,000-token vocabulary would not fit in memory.
+    with whole_file(out) as partial, partial.open("wb") as file, torch.inference_mode():
+        header = {"descr": "<f4", "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, header)
+        for start in track(starts, "logits", console=Console(stderr=True), transient=True):
+            logits = model.forward(tokens[start : start + PREFILL_CHUNK], state, all_logits=True)
+            file.write(logits.to(torch.float32).numpy().astype("<f4", copy=False).tobytes())

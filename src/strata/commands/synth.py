@@ -1,5 +1,6 @@
 """`strata synth`: how fast a model would be here, with made-up weights in place of a download."""
 
+import bisect
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,7 @@ from strata.formats.mixes import find_mix, mixes_of
 from strata.options import Options
 
 if TYPE_CHECKING:  # torch comes with it, and --help shall not wait
+    from strata.experts.trace import Trace
     from strata.formats.synthetic import SyntheticCheckpoint
 
 
@@ -71,21 +73,17 @@ def _measure(options: Options, checkpoint: "SyntheticCheckpoint") -> Measured:
 
     from strata.engine.loading import load
     from strata.engine.routing import force_routes
-    from strata.experts.trace import Trace
     from strata.hardware.cpu import usable_cpus
     from strata.models.base import PREFILL_CHUNK
 
-    geometry = checkpoint.geometry
+    geometry, threads = checkpoint.geometry, options.threads or len(usable_cpus())
+    num_tokens = _num_tokens(options, geometry)
+    trace = _trace(options, geometry, num_tokens)
+    _check_memory(options, checkpoint, threads)
     started = time.perf_counter()
     with _progress("making weights") as report:
-        loaded = load(checkpoint, options.threads or len(usable_cpus()), False, None, report)
+        loaded = load(checkpoint, threads, False, None, report)
     load_s = time.perf_counter() - started
-    num_tokens = options.prompt_tokens + options.decode_tokens
-    if options.trace is not None:
-        trace = Trace.load(options.trace)
-    else:
-        layers = len(loaded.model.expert_layers())
-        trace = Trace.generate(num_tokens, layers, geometry.expert_count, geometry.used)
     force_routes(loaded.model, trace)
     tokens = np.random.default_rng(0).integers(0, geometry.vocab, num_tokens).tolist()
     state = loaded.model.new_state()
@@ -104,6 +102,55 @@ def _measure(options: Options, checkpoint: "SyntheticCheckpoint") -> Measured:
         prompt_tokens=options.prompt_tokens, prompt_s=read - started,
         decoded_tokens=options.decode_tokens, decode_s=decoded - read,
     )  # fmt: skip
+
+
+def _num_tokens(options: Options, geometry: Geometry) -> int:
+    prompt, decode = options.prompt_tokens, options.decode_tokens
+    if prompt + decode > geometry.context:
+        raise StrataError(
+            f"--prompt-tokens {prompt} and --decode-tokens {decode} make {prompt + decode} tokens; "
+            f"{geometry.name} was made for {geometry.context}"
+        )
+    return prompt + decode
+
+
+def _trace(options: Options, geometry: Geometry, num_tokens: int) -> "Trace":
+    """The trace that was asked for, or one made up."""
+    from strata.experts.trace import Trace, TraceError
+
+    shape = geometry.layers, geometry.expert_count, geometry.used
+    if options.trace is None:
+        return Trace.generate(num_tokens, *shape)
+    trace = Trace.load(options.trace)
+    try:
+        trace.check_model(*shape)
+    except TraceError as error:
+        raise TraceError(f"{options.trace}: {error}") from error
+    return trace
+
+
+def _check_memory(options: Options, checkpoint: "SyntheticCheckpoint", threads: int) -> None:
+    """Refuse a model without room before any of it is made, and say how much of it there is room for."""
+    from strata.commands.doctor.facts import native_isa
+    from strata.engine.loading import memory_shortage
+    from strata.formats.synthetic import SyntheticCheckpoint
+
+    isa, _ = native_isa()
+    shortage = memory_shortage(checkpoint, isa, threads) if isa else ""  # torch reads what it needs
+    if not shortage:
+        return
+    geometry, mix = checkpoint.geometry, find_mix(checkpoint.geometry, options.quant)
+
+    def too_many(layers: int) -> bool:
+        smaller = SyntheticCheckpoint(replace(geometry, layers=layers), mix)
+        return bool(memory_shortage(smaller, isa, threads))
+
+    fitting = bisect.bisect_left(range(geometry.layers), True, lo=2, key=too_many) - 1
+    room = f"There is room for --layers {fitting}; " if fitting >= 2 else ""
+    raise StrataError(
+        f"{geometry.name} {options.quant}, {geometry.layers} layers: does not fit. {shortage}. {room}"
+        f"fewer --experts or a smaller --quant take less, and --out writes it without holding it in memory."
+    )
 
 
 def _text(measured: Measured) -> str:

@@ -102,17 +102,22 @@ def _load_native(checkpoint: Checkpoint, threads: int, report: Report) -> Loaded
 
 def _check_memory(checkpoint: Checkpoint, native_isa: str, threads: int) -> None:
     """Refuse a model that the planner sees no room for."""
+    if shortage := memory_shortage(checkpoint, native_isa, threads):
+        raise StrataError(
+            f"{checkpoint.path}: does not fit. {shortage}. Close other programs or take a smaller "
+            f"quantisation; --reference reads weights from the file when they are needed, slowly."
+        )
+
+
+def memory_shortage(checkpoint: Checkpoint, native_isa: str, threads: int) -> str:
+    """What the planner says where memory has no room for all weights now; "" where it has."""
     hardware = Hardware(
         cpu=Cpu(name="", cores=threads, isa=native_isa),
         ram=Ram(total_bytes=psutil.virtual_memory().total, available_bytes=available_bytes() + _own_bytes()),
     )
     wishes = Wishes(context=SMALLEST_CONTEXT, use_card=False)
     made = plan(hardware, ModelDescription.of_checkpoint(checkpoint), wishes)
-    if made.used("RAM") > made.ram_budget:
-        raise StrataError(
-            f"{checkpoint.path}: does not fit. {made.reasons[0]}. Close other programs or take a smaller "
-            f"quantisation; --reference reads weights from the file when they are needed, slowly."
-        )
+    return made.reasons[0] if made.used("RAM") > made.ram_budget else ""
 
 
 def _own_bytes() -> int:

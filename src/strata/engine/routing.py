@@ -46,15 +46,10 @@ def force_routes(model: Model, trace: Trace) -> None:
     """
     layers = model.expert_layers()
     first = next(iter(layers.values()), None)
-    found = (len(layers), len(first.counts.total) if first else 0, first.expert_used_count if first else 0)
-    wanted = (trace.layers, trace.experts, trace.used)
-    if found != wanted:
-        raise TraceError(
-            f"the trace has {wanted[0]} layers of {wanted[1]} experts, {wanted[2]} for a token; "
-            f"the model has {found[0]} of {found[1]}, {found[2]} for a token"
-        )
-    for index, experts in enumerate(layers.values()):
-        experts.route = TraceRouter(np.ascontiguousarray(trace.ids[:, index]), experts.normalize)
+    experts, used = (len(first.counts.total), first.expert_used_count) if first else (0, 0)
+    trace.check_model(len(layers), experts, used)
+    for index, layer in enumerate(layers.values()):
+        layer.route = TraceRouter(np.ascontiguousarray(trace.ids[:, index]), layer.normalize)
 
 
 class RouteRecorder:

@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from strata.errors import StrataError
+from strata.outputs import whole_file
 
 HALVE_EVERY = 4096  # rounds after which all frequencies are halved
 MARGIN = (
@@ -217,11 +218,12 @@ def save_frequency(path: Path, frequency: np.ndarray, model: str) -> None:
     Args:
         frequency: float32 `[layers * experts]`.
         model: what identifies the model: an order learned on another one is worth nothing.
+
+    Raises:
+        StrataError: it cannot be written.
     """
-    partial = path.with_name(path.name + ".part")
-    with partial.open("wb") as file:
+    with whole_file(path) as partial, partial.open("wb") as file:
         np.savez_compressed(file, version=VERSION, model=model, frequency=frequency)
-    partial.replace(path)
 
 
 def load_frequency(path: Path, num_experts: int, model: str) -> np.ndarray:

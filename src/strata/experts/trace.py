@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from strata.errors import StrataError
+from strata.outputs import whole_file
 
 VERSION = 1
 
@@ -81,12 +82,17 @@ class Trace:
         return counts.reshape(self.layers, self.experts).astype(np.int32)
 
     def save(self, path: Path) -> None:
-        """Write a `.npz` file; TraceError where that cannot be."""
-        try:
-            with path.open("wb") as file:  # given a path, numpy would add a suffix
-                np.savez_compressed(file, version=VERSION, ids=self.ids, experts=self.experts)
-        except OSError as error:
-            raise TraceError(f"{path}: cannot be written: {error.strerror or error}") from error
+        """Write a `.npz` file, which appears when it is complete; StrataError where that cannot be."""
+        with whole_file(path) as partial, partial.open("wb") as file:  # given a path, numpy adds a suffix
+            np.savez_compressed(file, version=VERSION, ids=self.ids, experts=self.experts)
+
+    def check_model(self, layers: int, experts: int, used: int) -> None:
+        """TraceError where a model has other layers with experts, experts in one, or experts of a token."""
+        if (self.layers, self.experts, self.used) != (layers, experts, used):
+            raise TraceError(
+                f"the trace has {self.layers} layers of {self.experts} experts, {self.used} for a token; "
+                f"the model has {layers} of {experts}, {used} for a token"
+            )
 
     @classmethod
     def load(cls, path: Path) -> "Trace":

@@ -22,6 +22,7 @@ from strata.formats.checkpoint import Checkpoint, TensorInfo
 from strata.formats.geometry import Geometry
 from strata.formats.mixes import Mix, tensors_of
 from strata.formats.quants import FORMATS
+from strata.outputs import whole_file
 
 POOL_BYTES = 4 << 20  # of one format and row length: more than a core's cache, so that reading it is honest
 _MEASURED_BLOCKS = 4096  # whose weights tell a format's deviation
@@ -224,9 +225,8 @@ def write_gguf(checkpoint: SyntheticCheckpoint, path: Path, progress: Callable[[
     Raises:
         StrataError: there is no room, or no right to write there.
     """
-    partial = path.with_name(path.name + ".part")
     total = sum(info.num_bytes for info in checkpoint.tensors.values())
-    try:
+    with whole_file(path) as partial:
         free = shutil.disk_usage(path.absolute().parent).free
         if total > free:
             raise StrataError(f"{path}: takes {total / 1e9:.1f} GB, the disk has {free / 1e9:.1f} GB left")
@@ -240,11 +240,6 @@ def write_gguf(checkpoint: SyntheticCheckpoint, path: Path, progress: Callable[[
                     file.write(piece)
                 done += info.num_bytes
         progress(done, total)
-        partial.replace(path)
-    except OSError as error:
-        raise StrataError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        partial.unlink(missing_ok=True)
 
 
 def _write_header(checkpoint: SyntheticCheckpoint, path: Path) -> None:
