@@ -1,8 +1,11 @@
 """`strata plan` as a person sees it."""
 
 import json
+import re
+from functools import partial
 
 import pytest
+from rich.console import Console
 
 from strata.cli import main
 from strata.hardware.description import Card, Cpu, Hardware, Ram
@@ -35,9 +38,24 @@ def test_a_known_model_on_a_described_machine(strata):
 
 def test_without_a_quantisation_each_gets_a_line(strata):
     text = strata("plan", "qwen3.8-flash-next", *PC)
-    assert text.count("qwen3.8-flash-next ") == 8 and "iq1_m" not in text
+    assert text.startswith("qwen3.8-flash-next on RTX 5070; memory in GiB\n")
+    lines = [line.split() for line in text.splitlines()]
+    assert [line[1] for line in lines if len(line) > 1].count("yes") == 7 and "iq1_m" not in text
     (refused,) = [line for line in text.splitlines() if "short" in line]
-    assert "ud-q4_k_xl" in refused and "RAM: needs 75.0 GiB, has 59.0 GiB" in refused
+    assert refused == "- ud-q4_k_xl: RAM: needs 75.0 GiB, has 59.0 GiB: 16.0 GiB short"
+
+
+@pytest.mark.parametrize("width", [60, 80])
+def test_nothing_is_cut_off_in_a_narrow_terminal(strata, monkeypatch, width):
+    terminal = partial(Console, force_terminal=True, width=width, color_system=None)
+    monkeypatch.setattr("strata.commands.plan.Console", terminal)
+    for card, quant in (("rtx 5090", None), ("16g", None), ("16g", "iq3_xxs"), ("none", "iq3_xxs")):
+        arguments = ["--card", card, "--ram", "32g", *(["--quant", quant] if quant else [])]
+        text = strata("plan", "qwen3.8-flash-next", *arguments)
+        assert all(len(line) <= width for line in text.splitlines()) and "…" not in text
+        # what goes on below is indented, and words stay whole
+        reason = next(line for line in text.replace("\n  ", " ").splitlines() if line.startswith("- "))
+        assert re.match(r"- ([\w-]+: )?RAM: needs [\d.]+ GiB, has 27\.0 GiB: [\d.]+ GiB short", reason)
 
 
 def test_what_does_not_fit_says_what_would_help(strata):

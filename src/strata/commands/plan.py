@@ -1,8 +1,10 @@
 """`strata plan`: what of a model would go where, and how fast it would be, before anything is loaded."""
 
+import textwrap
 from pathlib import Path
 
 import msgspec
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
@@ -35,9 +37,9 @@ def run(options: Options, model: str) -> None:
     if options.as_json:
         print(f"[{', '.join(p.to_json() for p in plans)}]" if len(plans) > 1 else plans[0].to_json())
         return
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if len(plans) > 1:
-        console.print(_overview(plans))
+        _compare(console, model, plans)
     else:
         _show(console, plans[0])
 
@@ -94,26 +96,40 @@ def _bytes(mib: int | None) -> int | None:
     return None if mib is None else mib * MIB
 
 
-def _overview(plans: list[Plan]) -> Table:
-    """A line for each plan."""
-    table = Table(title=f"On {plans[0].card or 'the processor'}", title_justify="left")
-    for column in ("model", "fits", "VRAM", "RAM", "disk", "in VRAM", "tokens/s", "long prompt", "why not"):
-        table.add_column(column)
-    for p in plans:
+def _compare(console: Console, model: str, plans: list[Plan]) -> None:
+    """A line for each quantisation of `model`, and below them why some do not fit."""
+    _tell(console, f"{model} on {plans[0].card or 'the processor'}; memory in GiB")
+    table = Table(box=SIMPLE_HEAD, show_edge=False, padding=0)  # 60 columns at most
+    table.add_column("quant", no_wrap=True)
+    for column in ("fits", "VRAM", "RAM", "disk", "experts\nin VRAM", "tokens/s", "long\nprompt"):
+        table.add_column(column, no_wrap=True, justify="right")
+    names = [p.model.removeprefix(f"{model} ") for p in plans]
+    for name, p in zip(names, plans, strict=True):
         table.add_row(
-            p.model,
+            name,
             "yes" if p.fits else "no",
             *(_gib(p.used(tier)) for tier in ("VRAM", "RAM", "disk")),
             f"{100 * p.resident_share:.0f} %",
-            _tokens_per_s(p.decode) if p.fits else "",
-            _prompt(p.prompts[-1]) if p.fits and p.prompts else "",
-            "" if p.fits else p.reasons[0].split(" (")[0],
+            _tokens_per_s(p.decode).replace(" to ", "–") if p.fits else "",
+            _prompt(p.prompts[-1]).replace(" to ", "–") if p.fits and p.prompts else "",
         )
-    return table
+    console.print(table)
+    for name, p in zip(names, plans, strict=True):
+        if not p.fits:
+            _tell(console, f"- {name}: {p.reasons[0].split(' (')[0]}")
+
+
+def _tell(console: Console, text: str) -> None:
+    """A line; in a terminal, one that is too long goes on below, indented; in a pipe it stays one."""
+    if console.is_terminal:
+        text = textwrap.fill(
+            text, console.width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False
+        )
+    console.print(text)
 
 
 def _show(console: Console, p: Plan) -> None:
-    console.print(f"{p.model} on {p.card or 'the processor'}: " + ("fits" if p.fits else "does not fit"))
+    _tell(console, f"{p.model} on {p.card or 'the processor'}: " + ("fits" if p.fits else "does not fit"))
     table = Table(show_header=False)
     for tier, budget in (("VRAM", p.vram_budget), ("RAM", p.ram_budget), ("disk", None)):
         parts = [part for part in p.parts if part.tier == tier and part.bytes]
@@ -122,23 +138,24 @@ def _show(console: Console, p: Plan) -> None:
     console.print(table)
     if p.slots:
         slow, fast = p.decode
-        console.print(
+        _tell(
+            console,
             f"{p.slots} slots in VRAM hold {100 * p.resident_share:.0f} % of all experts: "
             f"{100 * slow.hit_rate:.0f} to {100 * fast.hit_rate:.0f} % of uses find theirs; "
-            f"of the others the processor computes {100 * slow.cpu_share:.0f} %"
+            f"of the others the processor computes {100 * slow.cpu_share:.0f} %",
         )
-    console.print(f"context {p.context} tokens, {p.lanes} at a time; prompts in pieces of {p.prefill_chunk}")
+    _tell(console, f"context {p.context} tokens, {p.lanes} at a time; prompts in pieces of {p.prefill_chunk}")
     if p.fits:
-        console.print(f"expected: {_tokens_per_s(p.decode)} tokens/s; a step, in ms (slow and fast case):")
+        _tell(console, f"expected: {_tokens_per_s(p.decode)} tokens/s; a step, in ms (slow and fast case):")
         console.print(_steps(p.decode))
         for prompt in p.prompts:
-            console.print(f"prompt of {prompt.tokens}: {_prompt(prompt)} tokens/s")
+            _tell(console, f"prompt of {prompt.tokens}: {_prompt(prompt)} tokens/s")
     for reason in p.reasons:
-        console.print(f"- {reason}")
+        _tell(console, f"- {reason}")
     if p.changes:
-        console.print("each of these would make it fit: " + "; ".join(p.changes))
+        _tell(console, "each of these would make it fit: " + "; ".join(p.changes))
     elif not p.fits:
-        console.print("no single change makes it fit: take a smaller quantisation")
+        _tell(console, "no single change makes it fit: take a smaller quantisation")
 
 
 def _add_tier(table: Table, tier: str, parts: list[Part], budget: int | None) -> None:
