@@ -125,6 +125,13 @@ def test_more_of_anything_is_never_slower(model, what, vram):
         assert after.low >= before.low * 0.999999
 
 
+def test_a_small_models_prompt_takes_its_launches():
+    """4 layers of 12 kernels, each of 5 to 16 us; without them it was millions of tokens a second."""
+    (prompt,) = plan(machine(), MODELS[-1], Wishes(context=4096)).prompts
+    assert 48 * 5e-6 < prompt.tokens / prompt.high < 2 * 48 * 5e-6
+    assert 48 * 16e-6 < prompt.tokens / prompt.low < 2 * 48 * 16e-6
+
+
 def test_with_all_experts_in_vram_nothing_is_missed():
     made = plan(machine(48, 32), MODELS[3], Wishes(context=8192))
     assert made.fits and made.resident_share == 1 and made.slots == 40 * 256
