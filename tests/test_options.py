@@ -124,7 +124,9 @@ def test_a_named_config_file_must_exist():
     [
         ({"port": "x"}, "--port: 'x' is not allowed"),
         ({"lanes": "0"}, "--lanes: '0' is not allowed: a whole number from 1 to 256 is expected"),
-        ({"api_key": ""}, "--api-key: the value is not allowed"),
+        ({"api_key": ""}, "--api-key: the value is not allowed: a key is empty"),
+        ({"api_key": "a,,b"}, "--api-key: the value is not allowed: a key is empty"),
+        ({"api_key": "a\nb"}, "--api-key: the value is not allowed: a key holds a character"),
         ({"context": "15"}, "--context: '15' is not allowed: a whole number from 16 up is expected"),
         ({"cors_origins": "a.example"}, "--cors-origins: 'a.example' is not allowed: .*https://a.example"),
     ],
@@ -196,6 +198,12 @@ def test_a_child_gets_the_same_options_from_its_command_line(values):
         name, equals, value = item.partition("=")
         flags[name[2:].replace("-", "_")] = value if equals else True
     assert load("serve", flags) == options
+
+
+def test_keys_are_a_list_without_the_spaces_around_them(tmp_path):
+    assert load("serve", {"api_key": " a, b c "}).api_key == "a,b c"
+    assert load(cwd=config(tmp_path, 'api-key = "a , b"')).api_key == "a,b"
+    assert load("serve", STRATA_API_KEY_FILE="keys").api_key_file == Path("keys")
 
 
 def test_the_key_is_not_put_on_a_childs_command_line():

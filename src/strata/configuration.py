@@ -93,7 +93,8 @@ def command_line(options: Options, command: str) -> list[str]:
 
 def child_environment(options: Options) -> dict[str, str]:
     """This process's environment for a child that is to run with `options`."""
-    environment = {name: value for name, value in os.environ.items() if name != "STRATA_API_KEY"}
+    secret = ("STRATA_API_KEY", "STRATA_API_KEY_FILE")
+    environment = {name: value for name, value in os.environ.items() if name not in secret}
     return environment | ({"STRATA_API_KEY": options.api_key} if options.api_key else {})
 
 
@@ -155,7 +156,7 @@ def _checked(name: str, value: Any, where: str, strict: bool = False) -> Any:
         return _adapter(name).validate_python(value, strict=strict)
     except ValidationError as error:
         shown = "the value" if name == "api_key" else repr(value)
-        reason = error.errors()[0]["msg"]
+        reason = error.errors()[0]["msg"].removeprefix("Value error, ")
         words = (
             f"{allowed} is expected" if (allowed := allowed_values(name)) else reason[0].lower() + reason[1:]
         )

@@ -31,7 +31,7 @@ class LocalServer:
     def __init__(self, options: Options):
         # No key, and none of the config file's: whoever can reach this port could also run the model.
         self.options = options.model_copy(
-            update={"host": "127.0.0.1", "port": 0, "api_key": None, "attached": True}
+            update={"host": "127.0.0.1", "port": 0, "api_key": None, "api_key_file": None, "attached": True}
         )
         self.url = ""
         self._log = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__

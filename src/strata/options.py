@@ -3,13 +3,13 @@
 `configuration.py` finds the values.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from types import MappingProxyType, UnionType
-from typing import Annotated, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Le
-from pydantic import ConfigDict, Field, PrivateAttr
+from pydantic import AfterValidator, ConfigDict, Field, PrivateAttr
 from pydantic.fields import FieldInfo
 
 from strata.flags import Flag, Scope
@@ -20,6 +20,19 @@ EMBEDDED_MODEL = Path(__file__).parent / "data" / "tiny.gguf"
 
 Think = Literal["off", "low", "medium", "high"]
 _URL = "an address that begins with http:// or https://"
+
+
+def checked_key(text: str) -> str:
+    """A key without the white space around it, which no header carries; raises ValueError if it is none."""
+    if not (key := text.strip()):
+        raise ValueError("a key is empty")
+    if not key.isprintable():
+        raise ValueError("a key holds a character that cannot be sent in a header")
+    return key
+
+
+def _keys(text: str | None) -> str | None:
+    return None if text is None else ",".join(map(checked_key, text.split(",")))
 
 
 class Options(ToolOptions):
@@ -56,7 +69,7 @@ class Options(ToolOptions):
         str,
         Scope("serve"),
         Flag("ADDRESS"),
-        Field(min_length=1, description="Address to listen on; beyond loopback needs --api-key."),
+        Field(min_length=1, description="Address to listen on; beyond loopback needs a key."),
     ] = "127.0.0.1"
     port: Annotated[
         int, Scope("serve"), Field(ge=0, le=65535, description="Port to listen on; 0 picks a free one.")
@@ -64,8 +77,18 @@ class Options(ToolOptions):
     api_key: Annotated[
         str | None,
         Scope("serve", "chat"),
-        Flag("KEY", env="STRATA_API_KEY"),
-        Field(min_length=1, description="Key that clients must send as `Authorization: Bearer KEY`."),
+        Flag("KEYS", env="STRATA_API_KEY"),
+        Field(
+            description="Keys, comma separated, of which clients must send one as `Authorization: "
+            "Bearer KEY`; `chat` sends the first.",
+        ),
+        AfterValidator(_keys),
+    ] = None
+    api_key_file: Annotated[
+        Path | None,
+        Scope("serve"),
+        Flag("FILE", env="STRATA_API_KEY_FILE"),
+        Field(description="File of further keys, one a line; # begins a comment."),
     ] = None
     threads: Annotated[
         int | None,
@@ -212,6 +235,11 @@ class Options(ToolOptions):
         Field(description="Where the float32 logits [tokens, vocabulary] go."),
     ] = None
 
+    @property
+    def asks_for_key(self) -> bool:
+        """Whether a server with these options is closed to those without a key."""
+        return self.api_key is not None or self.api_key_file is not None
+
     _origins: Mapping[str, str] = PrivateAttr(default_factory=dict)  # of values that are not the default
 
     def origin(self, name: str) -> str:
@@ -223,6 +251,10 @@ class Options(ToolOptions):
         options = self.model_copy()
         options._origins = dict(origins)
         return options
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Keys are not shown, wherever options are."""
+        return [(name, value) for name, value in super().__repr_args__() if name != "api_key"]
 
     def __eq__(self, other: object) -> bool:
         """Whether all values are equal, wherever they come from."""

@@ -8,6 +8,7 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Receive, Scope, Send
 
 from strata.options import Options
+from strata.serve.keys import read_keys
 from strata.web.gate import Gate
 
 PAGE = {"accept": "text/html,*/*"}
@@ -21,9 +22,13 @@ async def _web(scope: Scope, receive: Receive, send: Send) -> None:
         await PlainTextResponse("web")(scope, receive, send)
 
 
+def gate_of(**values: object) -> Gate:
+    options = Options(**values)
+    return Gate(PlainTextResponse("endpoint"), _web, options, read_keys(options), ["/", "/monitor"])
+
+
 def client(host: str = "127.0.0.1:8080", **options: object) -> httpx.AsyncClient:
-    gate = Gate(PlainTextResponse("endpoint"), _web, Options(**options), ["/", "/monitor"])
-    return httpx.AsyncClient(transport=httpx.ASGITransport(gate), base_url=f"http://{host}")
+    return httpx.AsyncClient(transport=httpx.ASGITransport(gate_of(**options)), base_url=f"http://{host}")
 
 
 def get(path: str, headers: dict[str, str] | None = None, **where: object) -> httpx.Response:
@@ -99,8 +104,7 @@ def websocket(headers: list[tuple[bytes, bytes]], **options: object) -> int:
     async def send(message: dict) -> None:
         sent.append(message)
 
-    gate = Gate(PlainTextResponse("endpoint"), _web, Options(**options), ["/"])
-    asyncio.run(gate(scope, None, send))
+    asyncio.run(gate_of(**options)(scope, None, send))
     return 101 if sent[0]["type"] == "websocket.accept" else sent[0]["status"]
 
 
@@ -127,7 +131,7 @@ def test_the_key_opens_the_pages_and_only_them() -> None:
             form = await http.get("/login?next=/monitor")
             assert form.status_code == 200 and "/login?next=/monitor" in form.text
             wrong = await http.post("/login", data={"key": "guess"})
-            assert wrong.status_code == 401 and "not the key" in wrong.text
+            assert wrong.status_code == 401 and "not a key" in wrong.text
             assert (await http.get("/", headers=PAGE)).status_code == 303
             right = await http.post("/login?next=/monitor", data={"key": "sécret & more"})
             assert (right.status_code, right.headers["location"]) == (303, "/monitor")
@@ -163,3 +167,16 @@ def test_another_key_s_cookie_opens_nothing() -> None:
     name = mine.partition("=")[0]
     for wrong in (other, f"{name}={other.partition('=')[2]}", f"{name}=", "garbage"):
         assert get("/", PAGE | {"cookie": wrong}, api_key="secret").status_code == 303
+    assert get("/", PAGE | {"cookie": other}, api_key="secret,other").text == "web"
+
+
+def test_any_of_several_keys_signs_in_and_signing_out_ends_it() -> None:
+    async def visit(key: str) -> None:
+        async with client(api_key="one,two") as http:
+            assert (await http.post("/login", data={"key": key})).status_code == 303
+            assert (await http.get("/", headers=PAGE)).text == "web"
+            await http.get("/logout")
+            assert (await http.get("/", headers=PAGE)).status_code == 303
+
+    for key in ("one", " two "):
+        asyncio.run(visit(key))

@@ -40,7 +40,8 @@ def run(options: Options) -> None:
     """Talk until /exit or Ctrl+D; what is piped in is one message, and its answer is all that is written."""
     console = Console()
     if options.url:
-        with ChatClient(options.url, options.api_key) as client:
+        key = options.api_key.split(",")[0] if options.api_key else None
+        with ChatClient(options.url, key) as client:
             _talk(Chat(options, client, console))
         return
     options = with_model_path(options)  # a download shows its own progress

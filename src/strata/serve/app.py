@@ -12,6 +12,7 @@ from strata.serve import anthropic, errors, llamacpp, openai, responses, status
 from strata.serve.backend import Backend
 from strata.serve.cors import CorsApp
 from strata.serve.guard import Guard, check_exposure, has_key
+from strata.serve.keys import read_keys
 from strata.serve.openapi import document
 from strata.serve.responses_store import ResponseStore
 
@@ -44,9 +45,10 @@ def create_app(settings: Options) -> CorsApp:
         settings: those of `strata serve`, with the model as a path or `scripted:FILE`.
 
     Raises:
-        StrataError: the address lets other machines in and there is no key.
+        StrataError: the address lets other machines in and there is no key, or keys cannot be read.
     """
     check_exposure(settings)
+    keys = read_keys(settings)
     backend = Backend(settings)
 
     @asynccontextmanager
@@ -69,10 +71,11 @@ def create_app(settings: Options) -> CorsApp:
     app.openapi = lambda: document(app)
     app.settings = settings
     app.state.backend = backend
+    app.state.keys = keys
     app.state.responses = ResponseStore()
     for protocol in (openai, responses, anthropic, llamacpp, status):
         app.include_router(protocol.router)
-    app.add_middleware(Guard, options=settings)
+    app.add_middleware(Guard, options=settings, keys=keys)
     errors.install(app)
 
     @app.head("/", include_in_schema=False)
@@ -87,7 +90,7 @@ def create_app(settings: Options) -> CorsApp:
         """200 if requests are answered now, else 503; details only for who has the key."""
         state = await backend.health()
         status = 200 if state["status"] == "ok" else 503
-        if not has_key(request.headers, settings.api_key):
+        if not has_key(request.headers, keys):
             state = {"status": state["status"]}
         return JSONResponse(state, status)
 

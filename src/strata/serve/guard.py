@@ -1,6 +1,5 @@
 """Who may speak to the server: pages of other sites may not, nor who lacks the key."""
 
-import hmac
 import ipaddress
 
 from fastapi.responses import JSONResponse
@@ -10,6 +9,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from strata.errors import StrataError
 from strata.options import Options
 from strata.serve.errors import as_response, envelope
+from strata.serve.keys import Keys
 
 _OPEN_PATHS = ("/health", "/")  # for probes; without the key they tell no more than the status
 
@@ -24,24 +24,21 @@ def is_loopback(host: str) -> bool:
 
 def check_exposure(options: Options) -> None:
     """Raises StrataError for an address that others reach while no key is asked for."""
-    if not is_loopback(options.host) and not options.api_key:
+    if not is_loopback(options.host) and not options.asks_for_key:
         raise StrataError(
-            f"--host {options.host} lets other machines in; give --api-key KEY (or STRATA_API_KEY), "
-            "or listen on 127.0.0.1"
+            f"--host {options.host} lets other machines in; give --api-key KEY (or STRATA_API_KEY) or "
+            "--api-key-file FILE, or listen on 127.0.0.1"
         )
 
 
-def has_key(headers: Headers, api_key: str | None) -> bool:
+def has_key(headers: Headers, keys: Keys) -> bool:
     """Whether a request may do everything."""
-    if api_key is None:
+    if not keys:
         return True
     scheme, _, bearer = headers.get("authorization", "").partition(" ")
     given = [bearer] if scheme.lower() == "bearer" else []
     given += [headers["x-api-key"]] if "x-api-key" in headers else []
-    matches = [
-        hmac.compare_digest(key.strip().encode("latin-1", "replace"), api_key.encode()) for key in given
-    ]
-    return any(matches)
+    return any(keys.match(key.encode("latin-1", "replace")) for key in given)
 
 
 def host_refusal(headers: Headers, options: Options, path: str) -> JSONResponse | None:
@@ -62,11 +59,12 @@ class Guard:
 
     Args:
         app: what is guarded.
-        options: address and key.
+        options: with the address.
+        keys: that open it.
     """
 
-    def __init__(self, app: ASGIApp, options: Options):
-        self._app, self._options = app, options
+    def __init__(self, app: ASGIApp, options: Options, keys: Keys):
+        self._app, self._options, self._keys = app, options, keys
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         refusal = self._refusal(scope) if scope["type"] == "http" else None
@@ -76,7 +74,7 @@ class Guard:
         headers = Headers(scope=scope)
         if refusal := host_refusal(headers, self._options, scope["path"]):
             return refusal
-        if scope["path"] not in _OPEN_PATHS and not has_key(headers, self._options.api_key):
+        if scope["path"] not in _OPEN_PATHS and not has_key(headers, self._keys):
             message = "the API key is missing or wrong; send Authorization: Bearer KEY, or X-Api-Key: KEY"
             body = envelope(401, message, code="invalid_api_key")
             return as_response(401, body, scope["path"], {"WWW-Authenticate": "Bearer"})

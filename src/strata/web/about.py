@@ -17,7 +17,8 @@ from strata.web.shell import Page, frame, icon_button
 
 
 def _addresses(url: str, backend: Backend) -> None:
-    key = "the one of --api-key" if backend.options.api_key else "none is asked for; any text will do"
+    asks = backend.options.asks_for_key
+    key = "one that the server was started with" if asks else "none is asked for; any text will do"
     addresses = {
         "OpenAI": f"{url}/v1",
         "Anthropic": url,
@@ -110,7 +111,7 @@ async def build(backend: Backend, pages: Sequence[Page]) -> None:
 
 def _read(url: str, backend: Backend) -> tuple[list[tuple[str, str]], dict[str, str], list[Package]]:
     """Pages on clients as HTML, facts of the model's file, and packages."""
-    pages = client_pages(url, backend.name, backend.options.api_key is not None)
+    pages = client_pages(url, backend.name, backend.options.asks_for_key)
     clients = [(page.name, render(page.text)) for page in pages]
     try:
         facts = model_facts(backend.options.model)

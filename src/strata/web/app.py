@@ -55,7 +55,9 @@ def mount(app: FastAPI, settings: Options) -> None:
             yield
 
     app.router.lifespan_context = lifespan
-    app.add_middleware(Gate, web=shell, options=settings, pages=[page.path for page in PAGES])
+    app.add_middleware(
+        Gate, web=shell, options=settings, keys=app.state.keys, pages=[page.path for page in PAGES]
+    )
 
 
 def _builder(page: Page, backend: Backend) -> Callable[[], Awaitable[None]]:

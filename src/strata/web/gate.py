@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from strata.options import Options
 from strata.serve.errors import as_response, envelope
 from strata.serve.guard import has_key, host_refusal
+from strata.serve.keys import Keys
 from strata.web import files, login
 
 _FILES = ("/_nicegui", "/_nicegui_ws", files.URL)  # and what is below them
@@ -38,12 +39,13 @@ class Gate:
     Args:
         app: the endpoints.
         web: the web app.
-        options: address, key, and the sites that may use the server.
+        options: with the address, and the sites that may use the server.
+        keys: that open it.
         pages: paths that are the web app's for browsers; other clients may have other answers there.
     """
 
-    def __init__(self, app: ASGIApp, web: ASGIApp, options: Options, pages: Sequence[str]):
-        self._app, self._web, self._options = app, web, options
+    def __init__(self, app: ASGIApp, web: ASGIApp, options: Options, keys: Keys, pages: Sequence[str]):
+        self._app, self._web, self._options, self._keys = app, web, options, keys
         self._pages = frozenset(pages)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -52,7 +54,7 @@ class Gate:
             return
         answer = self._refusal(scope)
         if answer is None and scope["path"] in _SESSION:
-            answer = await login.respond(Request(scope, receive), self._options, self._pages)
+            answer = await login.respond(Request(scope, receive), self._keys, self._pages)
         await (answer or self._web)(scope, receive, _with_headers(send, scope))
 
     def _is_ours(self, scope: Scope) -> bool:
@@ -71,7 +73,7 @@ class Gate:
             return as_response(403, envelope(403, message, code="origin_not_allowed"), path)
         if path in _SESSION or path.startswith(f"{files.URL}/") or path == "/favicon.ico":
             return None  # what the page that asks for the key is made of
-        if has_key(headers, self._options.api_key) or login.has_session(headers, self._options.api_key):
+        if has_key(headers, self._keys) or login.has_session(headers, self._keys):
             return None
         if path in self._pages:
             return RedirectResponse(login.path_to(path), 303)

@@ -58,7 +58,7 @@ def frame(
                 _navigation_link(other, current=other is page)
         ui.label(backend.name).classes("strata-model").tooltip("the model that is served")
         _theme_button()
-        if backend.options.api_key is not None:
+        if backend.options.asks_for_key:
             icon_button("logout", "Sign out").props("href=/logout")
     yield start
 
