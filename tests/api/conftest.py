@@ -46,6 +46,10 @@ LINES: dict[str, list] = {
     "two calls": ["<tool_call>", "\n<function=now>\n</function>\n", "</tool_call>", "\n"] * 2,
     "stranded": ["<think>", "\nNow.\n", "<tool_call>", "\n<function=now>\n</function>\n", "</tool_call>"],
     "rest of a call": ["<parameter=city>\n", "Bonn", "\n</parameter>\n", "</function>\n", "</tool_call>"],
+    "thought and rest of a call": [
+        *("Where?", "</think>", "\n\n", "<parameter=city>\n", "Bonn", "\n</parameter>\n"),
+        *("</function>\n", "</tool_call>"),
+    ],
     "name and rest": ["now", ">\n</function>\n", "</tool_call>"],
     "rest of thinking": [
         *("I look.\n", "</think>", "\n\n", "Reading.", "\n\n", "<tool_call>", "\n<function=Read>\n"),
@@ -60,7 +64,7 @@ LINES: dict[str, list] = {
         *("\n</parameter>\n</function>\n", "</tool_call>"),
     ],
     "thoughts": ["one ", "two ", "three ", "four"],
-    "loop": ["so ", "again "] * 700,
+    "loop": [*["so ", "again "] * 700, "</think>", "Done."],
     **{f"voice {i}": [f"{i}-{j} " for j in range(20)] for i in range(12)},
 }
 SEEDS = {name: i for i, name in enumerate(LINES)}

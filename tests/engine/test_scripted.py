@@ -60,6 +60,54 @@ def test_a_seed_picks_the_line_and_others_take_turns(tmp_path: Path) -> None:
     assert [recite(first), recite(second, seed=2), recite(second)] == [b"zero", b"two", b"one"]
 
 
+TURN, CLOSE, ENDED = 257, 263, 258  # <|im_start|>, </think>, <|im_end|> of the scripted vocabulary
+
+
+def say(lane: ScriptedLane, num_tokens: int) -> bytes:
+    """So many tokens of the answer to the prompt that the lane has."""
+    while len(lane.tokens) < len(lane._prompt):
+        lane.prefill()
+    while len(lane.tokens) < len(lane._prompt) + num_tokens:
+        lane.decode()
+    return lane.script.vocabulary.decode_bytes(lane.tokens[len(lane._prompt) :], special=True)
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+def test_an_answer_that_is_gone_on_from_is_one_line(tmp_path: Path, seed: int | None) -> None:
+    """Where the server divides it: at a budget of thinking, or where the model has closed it."""
+    thought = '["a", "b", "c", "</think>", "\\n\\n", "d", "e"]'
+    script = script_of(tmp_path, '["other", "lines"]', thought)
+    lane, prompt, sampling = script.new_lane(), [1, 2, 3], SamplingParams(seed=seed)
+    recite(lane, seed=0) if seed else recite(lane)
+    lane.begin(prompt, sampling)
+    assert say(lane, 2) == b"ab"
+    written = [*lane.tokens, ord("!"), CLOSE, 10, 10]
+    for other in (lane, script.new_lane()):  # the lane may be another's by then
+        if other is not lane:
+            lane.begin(prompt, SamplingParams(seed=1))
+            say(lane, 2)
+        other.begin(written, sampling)
+        assert say(other, 3) == b"de<|im_end|>"
+    lane.begin(prompt, SamplingParams(seed=1))
+    assert say(lane, 4) == b"abc</think>"
+    lane.begin([*lane.tokens, 10, 10], sampling)
+    assert say(lane, 1) == b"d"
+    lane.begin([*lane.tokens, ord("-")], sampling)  # as a limit of tokens is gone on from
+    assert say(lane, 2) == b"e<|im_end|>"
+
+
+def test_the_next_turn_is_the_next_line(tmp_path: Path) -> None:
+    lane = script_of(tmp_path, '["a", "b"]', '["c"]').new_lane()
+    lane.begin([1], SamplingParams())
+    say(lane, 1)  # and its client stopped it
+    lane.begin([*lane.tokens, ENDED, TURN, 5], SamplingParams())
+    assert say(lane, 1) == b"c"
+    lane.begin([2], SamplingParams())
+    assert say(lane, 3) == b"ab<|im_end|>"
+    lane.begin([*lane.tokens[:-1], 7], SamplingParams())  # a completion of a longer text
+    assert say(lane, 1) == b"c"
+
+
 def test_log_probabilities(tmp_path: Path) -> None:
     lane = script_of(tmp_path, '["x", "x", "x"]').new_lane()
     for logprobs, token in (

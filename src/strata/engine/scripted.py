@@ -9,6 +9,9 @@ Each line of the file is the JSON list of what one request gets, item by item:
 
 After its last item a line gives the end-of-turn token. A request's seed, when given, picks the line
 (modulo their number); requests without one take the lines in order, the first again after the last.
+A request that goes on from an answer that was broken off goes on with its line: so an answer is one line also
+where the server divides it, as a thinking budget does. What the server has written itself, a "</think>" and
+the white space behind it, is not said again.
 Under a grammar the model says what it may of its line, byte by byte where it must; where its next byte is not
 allowed, the rest of the line is left out, and it says what soon brings the grammar to its end.
 Every token has log-probability 0 and is its own only alternative. Chat template and special tokens are
@@ -18,6 +21,7 @@ Qwen's.
 import itertools
 import os
 import time
+from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
@@ -38,6 +42,7 @@ from strata.formats.vocabulary import AddedToken, TokenType, Vocabulary
 PREFIX = "scripted:"
 CONTEXT_LENGTH = 262_144
 _ITEMS = 'write a string, a list of byte values, {"sleep": seconds} or {"crash": true}'
+MAX_BEGUN = 32  # answers that may be gone on from
 PROMPT_PART = 256  # tokens of a prompt that are read at a time, about as a model would
 POLL_S = 0.005  # how long a sleeping lane may keep the others waiting
 
@@ -49,6 +54,7 @@ CONTROL = (
     "<|vision_end|>",
     "<|image_pad|>",
 )
+CLOSE = b"</think>"
 _CLOSERS = (b'"}]', b'}]"', b'\n"}]')  # what ends a string, JSON, or a value between tags
 USER_DEFINED = ("<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>")
 
@@ -103,6 +109,23 @@ class ScriptedVocabulary(Tokenizer):
         return self._ids[piece]
 
 
+@dataclass(slots=True, eq=False)
+class Recital:
+    """A line on its way.
+
+    Args:
+        tokens: the prompt, as far as it is read, and what was said.
+        prompt_size: tokens of the prompt.
+        left: items of the line that are still to be said.
+        ended: the end-of-turn token was.
+    """
+
+    tokens: list[int]
+    prompt_size: int
+    left: deque[Item]
+    ended: bool = False
+
+
 class Script:
     """A script's lines, and which of them comes next."""
 
@@ -112,10 +135,43 @@ class Script:
         items = itertools.chain.from_iterable(lines)
         self.vocabulary = ScriptedVocabulary(item for item in items if isinstance(item, bytes))
         self._in_order = itertools.cycle(range(len(lines)))
+        self._begun: deque[Recital] = deque(maxlen=MAX_BEGUN)
 
-    def line(self, seed: int | None) -> list[Item]:
-        """The line for a request with this seed; without one, the next."""
-        return self.lines[next(self._in_order) if seed is None else seed % len(self.lines)]
+    def recital(self, prompt: list[int], seed: int | None, tokens: list[int]) -> Recital:
+        """The line for a request: that of the answer from which it goes on, else one from its beginning.
+
+        Args:
+            prompt: token ids.
+            seed: of the request.
+            tokens: those of the prompt that are read; the lane adds to them.
+        """
+        earlier = next((one for one in reversed(self._begun) if self._written(one, prompt)), None)
+        if earlier is None:
+            line = self.lines[next(self._in_order) if seed is None else seed % len(self.lines)]
+            left = deque(line)
+        else:
+            self._begun.remove(earlier)
+            left = self._unsaid(earlier.left, self._written(earlier, prompt))
+        recital = Recital(tokens, len(prompt), left)
+        self._begun.append(recital)
+        return recital
+
+    def _written(self, earlier: Recital, prompt: list[int]) -> list[int]:
+        """What the server has added to an answer that was broken off; nothing if the prompt is another's."""
+        common = common_prefix(earlier.tokens, prompt)
+        written = prompt[common:] if common > earlier.prompt_size else []
+        turn, close = self.vocabulary.id_of(b"<|im_start|>"), self.vocabulary.id_of(CLOSE)
+        return [] if turn in written or (earlier.ended and close not in written) else written
+
+    def _unsaid(self, left: Iterable[Item], written: list[int]) -> deque[Item]:
+        """What is left of a line after the server has written into its answer."""
+        items = deque(left)
+        if self.vocabulary.id_of(CLOSE) in written and CLOSE in items:
+            while items.popleft() != CLOSE:
+                pass
+        while items and isinstance(items[0], bytes) and not items[0].strip():
+            items.popleft()
+        return items
 
     def new_lane(self) -> "ScriptedLane":
         return ScriptedLane(self)
@@ -128,8 +184,7 @@ class ScriptedLane:
         self.script = script
         self.tokens: list[int] = []  # of the last prompt and answer
         self._prompt: list[int] = []
-        self._line: list[Item] = []
-        self._next = 0
+        self._recital = Recital(self.tokens, 0, deque())
         self._wake: float | None = None  # when the item that sleeps is over
         self._logprobs: int | None = None
         self._mask: TokenMask | None = None
@@ -142,8 +197,8 @@ class ScriptedLane:
     def begin(self, prompt: list[int], sampling: SamplingParams, mask: TokenMask | None = None) -> int:
         self._prompt = prompt
         self.tokens = prompt[: self.match(prompt)]
-        self._line = self.script.line(sampling.seed)
-        self._next, self._wake, self._logprobs = 0, None, sampling.logprobs
+        self._recital = self.script.recital(prompt, sampling.seed, self.tokens)
+        self._wake, self._logprobs = None, sampling.logprobs
         self._mask, self._rest, self._lost = mask, b"", False
         return len(self.tokens)
 
@@ -159,24 +214,27 @@ class ScriptedLane:
         if self._rest:
             byte, self._rest = self._rest[0], self._rest[1:]
             return [self._say(byte)]
-        item = self._line[self._next] if self._next < len(self._line) and not self._lost else None
+        left = self._recital.left
+        item = left[0] if left and not self._lost else None
         match item:
             case Sleep(seconds) if self._wake is None:
                 self._wake = time.monotonic() + seconds
                 return []
             case Sleep():
-                if (left := self._wake - time.monotonic()) > 0:
-                    time.sleep(min(left, POLL_S))
+                if (rest_s := self._wake - time.monotonic()) > 0:
+                    time.sleep(min(rest_s, POLL_S))
                 else:
-                    self._wake, self._next = None, self._next + 1
+                    self._wake = None
+                    left.popleft()
                 return []
             case Crash():
                 os.abort()
             case None:
+                self._recital.ended = True
                 token_id = self.script.vocabulary.eos_id
             case piece:
+                left.popleft()
                 token_id = self.script.vocabulary.id_of(piece)
-        self._next += 1
         return [self._say(token_id)]
 
     def _say(self, token_id: int) -> Token:
