@@ -301,6 +301,27 @@ def test_interrupts_leave_the_engine_alone_and_sigterm_ends_it(run, client: Engi
     run(go())
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="a process is stopped by a signal")
+def test_a_frozen_engine_is_ended_and_replaced(run, script: str) -> None:
+    """CASES 1317; one that is silent for long, as this script is, is not frozen."""
+
+    async def go() -> None:
+        client = EngineClient(EngineConfig(script, lanes=2), stall_s=0.5)
+        await client.start()
+        pid = pid_of(client)
+        slow = await until_writing(client, request("slow", seed=SLOW))
+        await asyncio.sleep(1.5)
+        assert pid_of(client) == pid
+        os.kill(pid, signal.SIGSTOP)
+        with pytest.raises(EngineDied, match=r"was frozen for 0\.5 s and ended"):
+            await asyncio.wait_for(anext(slow), 30)
+        assert not psutil.pid_exists(pid)
+        assert (await answer(client, request("next", seed=1)))[0] == b"1" * 10
+        await client.stop()
+
+    run(go())
+
+
 def test_stop(run, script: str) -> None:
     async def go() -> None:
         client = EngineClient(EngineConfig(script))

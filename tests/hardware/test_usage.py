@@ -6,11 +6,11 @@ import time
 
 import psutil
 
-from strata.hardware.usage import machine_use, process_use
+from strata.hardware.usage import machine_use, process_use, process_work
 
 
 def test_work_shows_as_processor_time_and_memory():
-    before, machine = process_use(), machine_use()
+    before, machine, work = process_use(), machine_use(), process_work(os.getpid())
     end = time.process_time() + 0.3
     while time.process_time() < end:
         pass
@@ -21,10 +21,13 @@ def test_work_shows_as_processor_time_and_memory():
     assert after.cpu_s - before.cpu_s > 0.2
     assert after.rss_bytes - before.rss_bytes > 16 << 20
     assert (after.pid, after.threads >= 1) == (os.getpid(), True)
+    done = process_work(os.getpid())
+    assert work is not None and done is not None
+    assert done.cpu_s - work.cpu_s > 0.2 and done.disk_bytes >= work.disk_bytes >= 0
     assert machine_use().cpu_busy_s - machine.cpu_busy_s > 0.1
     assert 0 < machine.ram_available_bytes <= machine.ram_bytes
     assert machine.cpus == psutil.cpu_count()
 
 
 def test_a_process_that_has_ended():
-    assert process_use(2**22 + 1) is None
+    assert process_use(2**22 + 1) is process_work(2**22 + 1) is None

@@ -1,6 +1,7 @@
 """The server's side of the engine: requests in, events out, whatever happens to the process behind."""
 
 import asyncio
+import contextlib
 import signal
 from collections import deque
 from collections.abc import AsyncGenerator, Callable
@@ -24,6 +25,7 @@ from strata.engine.messages import (
     Tokens,
 )
 from strata.engine.process import WorkerProcess
+from strata.engine.watchdog import STALL_S, until_frozen
 from strata.errors import RequestError, StrataError
 
 A = TypeVar("A", Pong, ExpertUse)
@@ -55,6 +57,7 @@ class EngineClient:
     Args:
         config: the engine to run.
         echo: called with each line of the engine's standard error (from a thread).
+        stall_s: an engine that is frozen for so long while it has requests is ended; see `watchdog.py`.
 
     Attributes:
         state: "loading" from a start to its model's readiness, "dead" after an end that nobody asked for.
@@ -64,14 +67,18 @@ class EngineClient:
         num_running: requests between the call of `generate` and its end, queued ones included.
     """
 
-    def __init__(self, config: EngineConfig, echo: Callable[[str], None] | None = None):
+    def __init__(
+        self, config: EngineConfig, echo: Callable[[str], None] | None = None, stall_s: float = STALL_S
+    ):
         self.config = config
         self.state: State = "stopped"
         self.info: ModelInfo | None = None
         self.progress: LoadProgress | None = None
         self.failure: str | None = None
         self.num_running = 0
-        self._echo = echo
+        self._echo, self._stall_s = echo, stall_s
+        self._watching: asyncio.Task[None] | None = None  # of `_worker`
+        self._frozen = False  # found so
         self._worker: WorkerProcess | None = None
         self._loaded: asyncio.Future[None]  # of `_worker`
         self._requests: dict[str, asyncio.Queue[Event | Exception]] = {}
@@ -166,6 +173,7 @@ class EngineClient:
         if self._worker is None:
             self._worker = WorkerProcess(self.config, self._receive, self._died, self._echo)
             self.state, self.failure, self.progress = "loading", None, None
+            self._frozen = False
             self._loaded = asyncio.get_running_loop().create_future()
             # Everybody who waited may have left when it fails; the reason stays in `failure`.
             self._loaded.add_done_callback(lambda loaded: loaded.cancelled() or loaded.exception())
@@ -184,6 +192,16 @@ class EngineClient:
         assert isinstance(given, kind)
         return given
 
+    async def _watch(self) -> None:
+        """End the engine when it is frozen, so that requests end and the next one starts another."""
+        worker = self._worker
+        assert worker is not None
+        pid = worker.process.pid
+        with contextlib.suppress(EngineError):  # it is on its way out already
+            await until_frozen(pid, self.ping, lambda: bool(self._requests), self._stall_s)
+            self._frozen = True
+            await worker.abort()
+
     def _receive(self, event: Event) -> None:
         match event:
             case Ready():
@@ -191,6 +209,7 @@ class EngineClient:
                 if self.state == "loading":
                     self.state = "ready"
                 self._loaded.set_result(None)
+                self._watching = asyncio.create_task(self._watch())
             case LoadProgress():
                 self.progress = event
             case Pong() | ExpertUse():
@@ -206,13 +225,16 @@ class EngineClient:
         """The process is gone: every request of it ends here."""
         assert self._worker is not None
         log, self._worker = list(self._worker.log), None
+        if self._watching is not None:
+            self._watching.cancel()
         error: EngineError
         if self.state == "stopping":
             error = EngineError("the engine was stopped")
         elif self.failure is not None:  # it said why it does not load
             error, self.state = EngineError(self.failure), "dead"
         else:
-            error, self.state = EngineDied(f"the engine process {_ending(status)}", log), "dead"
+            ending = f"was frozen for {self._stall_s:g} s and ended" if self._frozen else _ending(status)
+            error, self.state = EngineDied(f"the engine process {ending}", log), "dead"
             self.failure = str(error)
         if not self._loaded.done():
             self._loaded.set_exception(error)

@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import os
 import secrets
+import signal
 import subprocess
 import sys
 import threading
@@ -27,6 +28,7 @@ from strata.engine.messages import EngineConfig, Event, Hello, Request, Shutdown
 
 LOG_LINES = 40  # kept of the engine's standard error
 LOG_LINE_CHARS = 500
+ABORT_S = 2.0  # for a frozen process to write where it stands
 STOP_S = 5.0  # for an orderly end, and again after `terminate`
 LAST_WORDS_MS = 100  # what a dead process had sent may still be on its way
 
@@ -112,6 +114,15 @@ class WorkerProcess:
         if not await self._gone_within(STOP_S):
             self.process.kill()
             await self._exited.wait()
+
+    async def abort(self) -> None:
+        """End a process that answers nothing; its log tells where it stood, if it still can."""
+        if os.name == "posix":  # Windows knows no signals but those that end a process
+            self.process.send_signal(signal.SIGABRT)
+            if await self._gone_within(ABORT_S):
+                return
+        self.process.kill()
+        await self._exited.wait()
 
     async def _gone_within(self, seconds: float) -> bool:
         with contextlib.suppress(TimeoutError):

@@ -25,6 +25,19 @@ class ProcessUse:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessWork:
+    """What a process has done since its start.
+
+    Args:
+        cpu_s: seconds of processor time, of all its threads.
+        disk_bytes: read and written, pages of mapped files included; 0 where the system does not count them.
+    """
+
+    cpu_s: float
+    disk_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class MachineUse:
     """The machine, whoever uses it.
 
@@ -51,6 +64,17 @@ def process_use(pid: int | None = None) -> ProcessUse | None:
             return ProcessUse(process.pid, seconds, process.memory_info().rss, process.num_threads())
     except psutil.Error:
         return None
+
+
+def process_work(pid: int) -> ProcessWork | None:
+    """What process `pid` has done; None if it has ended or is not to be looked at."""
+    try:
+        process = psutil.Process(pid)
+        times = process.cpu_times()
+        disk = process.io_counters() if hasattr(process, "io_counters") else None
+    except psutil.Error:
+        return None
+    return ProcessWork(times.user + times.system, disk.read_bytes + disk.write_bytes if disk else 0)
 
 
 def machine_use() -> MachineUse:
