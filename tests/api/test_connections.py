@@ -98,16 +98,27 @@ def test_keep_alive_and_cancellation_while_queued(server: ApiServer) -> None:
     before = server.wait_for(idle)
     busy = [connect(server, body("slow", stream=True)) for _ in range(2)]
     server.wait_for(lambda health: health.get("running") == 2)
-    waiting = connect(server, body("hello", stream=True))
-    assert b": keep-alive" in b"".join(waiting.recv(65536) for _ in range(3))
-    assert server.health()["queued"] == 1
-    waiting.close()
+    waiting = [connect(server, body("hello", stream=True))]
+    server.wait_for(lambda health: health.get("queued") == 1)
+    waiting.append(connect(server, body("hello", stream=True)))
+    for i, connection in enumerate(waiting):
+        read = b"".join(connection.recv(65536) for _ in range(3))
+        assert f": keep-alive queued, {i} before it\n\n".encode() in read
+    assert server.health()["queued"] == 2
+    metrics = httpx.get(f"{server.url}/metrics", trust_env=False).text
+    assert 'vllm:num_requests_waiting{model_name="parrot"} 2.0' in metrics
+    waiting.pop(0).close()
+    server.wait_for(lambda health: health.get("queued") == 1)
+    behind = b"queued, 0 before it"  # it has moved up
+    while behind not in waiting[0].recv(65536):
+        pass
+    waiting[0].close()
     server.wait_for(lambda health: health.get("queued") == 0)
     assert server.health()["running"] == 2
     for connection in busy:
         connection.close()
     after = server.wait_for(idle)
-    assert after["cancelled"] - before["cancelled"] == 3
+    assert after["cancelled"] - before["cancelled"] == 4
     assert after["finished"] == before["finished"]
 
 

@@ -71,6 +71,33 @@ def test_a_request_that_goes_on_waits_for_a_lane_again() -> None:
     assert (report.state, report.protocol, report.prompt_tokens_read) == ("writing", "messages", 100)
 
 
+def test_who_waits_is_told_how_many_wait_before_it() -> None:
+    clock = Clock()
+    requests = Requests(clock)
+    ids = ("resp_a", "chatcmpl-b-0", "chatcmpl-b-1", "msg_c")
+    tracked = [requests.begin(job(id_)) for id_ in ids]
+    for one in tracked:
+        clock.now += 1
+        requests.next_run(one, one.job.id)
+
+    def told() -> list[str]:
+        return [requests.progress(id_) for id_ in ("resp_a", "chatcmpl-b", "msg_c", "chatcmpl-x")]
+
+    assert told() == ["queued, 0 before it", "queued, 2 before it", "queued, 3 before it", ""]
+    assert [report.queued_before for report in requests.reports()] == [0, 1, 2, 3]
+    requests.note(tracked[0], Progress("resp_a", 40, 100))
+    requests.note(tracked[1], Progress("b", 100, 100))
+    assert told()[:2] == ["read 40 of 100 tokens of the prompt", "queued, 0 before it"]
+    requests.note(tracked[2], Progress("b", 60, 100))
+    assert told()[1:3] == ["read 60 of 100 tokens of the prompt", "queued, 0 before it"]
+    requests.note(tracked[2], Progress("b", 100, 100))
+    assert told()[1] == ""  # it writes
+    clock.now += 1
+    requests.next_run(tracked[0], "resp_a+1")  # it goes on, and waits behind those who came meanwhile
+    assert told()[0] == "queued, 1 before it"
+    assert requests.reports()[0].queued_before == 1 and requests.reports()[1].queued_before is None
+
+
 @pytest.mark.parametrize("id_", ["chatcmpl-1", "cmpl-1-0", "resp_1", "msg_1", "web-1"])
 def test_every_kind_of_id_has_a_protocol(id_: str) -> None:
     requests = Requests()

@@ -2,13 +2,13 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 
 import pytest
 from starlette.requests import Request
 
 from strata.engine.client import EngineError
-from strata.serve.sse import KEEP_ALIVE, ClientGone, EventStream, event, until_gone, with_pauses
+from strata.serve.sse import COMPLETIONS, ClientGone, EventStream, event, until_gone, with_pauses
 
 
 class Client:
@@ -50,8 +50,11 @@ class Source:
             self.closed = True
 
 
-async def respond(source: Source, client: Client, pause_s: float = 0.02) -> None:
-    await EventStream(b"first", with_pauses(source.events(), pause_s))({}, client.receive, client.send)
+async def respond(
+    source: Source, client: Client, pause_s: float = 0.02, progress: Callable[[], str] = str
+) -> None:
+    events = with_pauses(source.events(), pause_s)
+    await EventStream(b"first", events, COMPLETIONS, progress)({}, client.receive, client.send)
 
 
 def test_silence_is_filled() -> None:
@@ -60,9 +63,19 @@ def test_silence_is_filled() -> None:
         await respond(source, client)
         assert client.parts[:2] == [b"first", b"a"]
         assert client.parts[-1] == b"b"
-        assert set(client.parts[2:-1]) == {KEEP_ALIVE}
+        assert set(client.parts[2:-1]) == {b": keep-alive\n\n"}
         assert len(client.parts) >= 5
         assert source.closed
+
+    asyncio.run(run())
+
+
+def test_a_silence_tells_how_far_it_is() -> None:
+    async def run() -> None:
+        client, numbers = Client(), iter(range(99))
+        await respond(Source(0.1), client, progress=lambda: f"queued, {next(numbers)} before it")
+        comments = [part.decode() for part in client.parts[1:]]
+        assert comments[:2] == [f": keep-alive queued, {i} before it\n\n" for i in range(2)]
 
     asyncio.run(run())
 

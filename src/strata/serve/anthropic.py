@@ -27,7 +27,7 @@ def _failure(error: Exception) -> bytes:
     return named_event("error", anthropic_body(*describe(error)))
 
 
-WIRE = Wire(silence=PING, failure=_failure)
+WIRE = Wire(silence=lambda progress: PING, failure=_failure)
 
 
 @dataclass(slots=True)

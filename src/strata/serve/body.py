@@ -65,7 +65,13 @@ async def _body(request: Request) -> bytes:
 
 
 class Reply(Protocol):
-    """An answer that is about to be made, in one of two ways."""
+    """An answer that is about to be made, in one of two ways.
+
+    Attributes:
+        id: of the request, with which those of its choices begin.
+    """
+
+    id: str
 
     async def whole(self) -> dict[str, Any]:
         """The response to a request that does not stream."""
@@ -91,17 +97,26 @@ async def respond(
         wire: what a stream of this protocol says beside the answer.
     """
 
+    made: list[Reply] = []
+
+    async def make() -> Reply:
+        made.append(await prepare())
+        return made[0]
+
     async def whole() -> dict[str, Any]:
-        return await (await prepare()).whole()
+        return await (await make()).whole()
+
+    def progress() -> str:
+        return backend.requests.progress(made[0].id) if made else "the model is loading"
 
     try:
         if not stream:
             return JSONResponse(await until_gone(request, whole))
         # What is wrong with the request shows before the first event, while a status can still say it. Only
         # while the model is loading the stream begins before that is known.
-        events = (await until_gone(request, prepare)).events() if backend.is_loaded else _prepared(prepare)
+        events = (await until_gone(request, make)).events() if backend.is_loaded else _prepared(make)
         paused = with_pauses(events, backend.options.keep_alive_s)
-        return EventStream(await until_gone(request, lambda: anext(paused)), paused, wire)
+        return EventStream(await until_gone(request, lambda: anext(paused)), paused, wire, progress)
     except ClientGone:
         return Response(status_code=CLIENT_GONE)
 

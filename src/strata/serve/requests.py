@@ -12,6 +12,7 @@ from strata.engine.messages import Finished, Progress, Tokens
 from strata.serve.job import Job
 
 SPEED_S = 5.0  # speeds are of so many seconds up to now
+State = Literal["queued", "reading", "writing"]
 Protocol = Literal["chat completions", "completions", "responses", "messages", "web app"]
 # What the ids of requests begin with.
 _PROTOCOLS: dict[str, Protocol] = {
@@ -26,13 +27,14 @@ _PROTOCOLS: dict[str, Protocol] = {
 class RequestReport(BaseModel):
     """One choice of a request under way.
 
-    `queued` waits for a lane, `reading` reads its prompt, `writing` writes its answer. `tokens_per_s` counts
-    from the first token; what has not happened yet is left out.
+    `queued` waits for a lane, behind `queued_before` others; `reading` reads its prompt, `writing` writes its
+    answer. `tokens_per_s` counts from the first token; what has not happened yet is left out.
     """
 
     id: str
     protocol: Protocol
-    state: Literal["queued", "reading", "writing"]
+    state: State
+    queued_before: int | None = None
     prompt_tokens: int
     prompt_tokens_read: int  # those that an earlier request had left included
     completion_tokens: int
@@ -90,17 +92,20 @@ class Tracked:
     def __post_init__(self) -> None:
         self.last = self.begun
 
-    def report(self, now: float) -> RequestReport:
-        num_prompt, num_answer = len(self.job.prompt), self.job.answer.num_tokens
+    @property
+    def state(self) -> State:
         if self.num_read is None:
-            state: Literal["queued", "reading", "writing"] = "queued"
-        else:
-            state = "reading" if self.num_read < num_prompt else "writing"
+            return "queued"
+        return "reading" if self.num_read < len(self.job.prompt) else "writing"
+
+    def report(self, now: float, queued_before: int | None) -> RequestReport:
+        num_prompt, num_answer = len(self.job.prompt), self.job.answer.num_tokens
         since_first = 0.0 if self.first is None else now - self.first
         return RequestReport(
             id=self.job.id,
             protocol=_PROTOCOLS[self.job.id.replace("_", "-").partition("-")[0]],
-            state=state,
+            state=self.state,
+            queued_before=queued_before,
             prompt_tokens=num_prompt,
             prompt_tokens_read=min(self.num_read or 0, num_prompt),
             completion_tokens=num_answer,
@@ -157,8 +162,31 @@ class Requests:
 
     def reports(self) -> list[RequestReport]:
         """All jobs under way, in the order of their arrival."""
-        now = self._clock()
-        return [tracked.report(now) for tracked in self._running.values()]
+        return [report for id_ in self._running if (report := self.report(id_))]
+
+    def report(self, id_: str) -> RequestReport | None:
+        """The job of this id, if it is under way."""
+        tracked = self.find(id_)
+        return tracked and tracked.report(self._clock(), self._queued_before(tracked))
+
+    def progress(self, id_: str) -> str:
+        """How far a request is, in a few words: of its choices, the one that is furthest behind.
+
+        Args:
+            id_: of the request, with which those of its choices begin.
+        """
+        own = [t for t in self._running.values() if t.job.id == id_ or t.job.id.startswith(f"{id_}-")]
+        before = [count for tracked in own if (count := self._queued_before(tracked)) is not None]
+        if before:
+            return f"queued, {max(before)} before it"
+        reading = [(t.num_read or 0, len(t.job.prompt)) for t in own if t.state == "reading"]
+        return "read {} of {} tokens of the prompt".format(*min(reading)) if reading else ""
+
+    def _queued_before(self, tracked: Tracked) -> int | None:
+        """How many have waited for longer, if it waits for a lane; lanes are given in that order."""
+        if tracked.state != "queued":
+            return None
+        return sum(one.state == "queued" and one.last < tracked.last for one in self._running.values())
 
     def speed(self) -> SpeedReport:
         """How fast the server is now."""

@@ -24,7 +24,7 @@ from strata.serve.responses_schemas import ResponseRequest
 from strata.serve.responses_store import Entry, ResponseStore
 from strata.serve.responses_stream import Event, Output
 from strata.serve.responses_tools import HostedTool, Known
-from strata.serve.sse import KEEP_ALIVE, Wire, named_event
+from strata.serve.sse import Wire, keep_alive, named_event
 
 _ITEMS = TypeAdapter(Items)
 _log = logging.getLogger("strata.serve")
@@ -37,7 +37,7 @@ def _failure(error: Exception) -> bytes:
     return named_event("error", {"type": "error", "sequence_number": 0} | fields)
 
 
-WIRE = Wire(silence=KEEP_ALIVE, failure=_failure)
+WIRE = Wire(silence=keep_alive, failure=_failure)
 
 
 @dataclass(slots=True)

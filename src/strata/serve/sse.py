@@ -14,7 +14,6 @@ from strata.errors import StrataError
 from strata.serve.errors import describe
 
 T = TypeVar("T")
-KEEP_ALIVE = b": keep-alive\n\n"
 DONE = b"data: [DONE]\n\n"
 # No line ends in an event stream, but in Unicode, and so to httpx, with which many clients read lines.
 _LINE_ENDS = {ord(end): f"\\u{ord(end):04x}" for end in "\x85\u2028\u2029"}
@@ -36,20 +35,25 @@ def named_event(name: str, data: dict) -> bytes:
     return b"event: " + name.encode() + b"\n" + event(data)
 
 
+def keep_alive(progress: str) -> bytes:
+    """A comment, which clients pass over; who looks at the stream sees why it is silent."""
+    return f": keep-alive {progress}".rstrip().encode() + b"\n\n"
+
+
 @dataclass(frozen=True, slots=True)
 class Wire:
     """What a protocol writes into a stream beside the answer.
 
     Args:
-        silence: written after a silence.
+        silence: written after a silence, of a line on how far the request is.
         failure: the event of an error, which ends the stream.
     """
 
-    silence: bytes
+    silence: Callable[[str], bytes]
     failure: Callable[[Exception], bytes]
 
 
-COMPLETIONS = Wire(KEEP_ALIVE, lambda error: event(describe(error)[1]))
+COMPLETIONS = Wire(keep_alive, lambda error: event(describe(error)[1]))
 
 
 async def with_pauses(events: AsyncGenerator[T, None], pause_s: float) -> AsyncGenerator[T | None, None]:
@@ -107,17 +111,22 @@ class EventStream(Response):
         first: sent at once: what `events` gave first.
         events: the other events; None is a silence.
         wire: what is written then, and on an error.
+        progress: how far the request is, in a line without line ends; empty if there is nothing to say.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
-        self, first: bytes | None, events: AsyncGenerator[bytes | None, None], wire: Wire = COMPLETIONS
+        self,
+        first: bytes | None,
+        events: AsyncGenerator[bytes | None, None],
+        wire: Wire = COMPLETIONS,
+        progress: Callable[[], str] = str,
     ):
         # The last header asks nginx not to collect the stream.
         super().__init__(headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
         del self.headers["content-length"]
-        self._first, self._events, self._wire = first, events, wire
+        self._first, self._events, self._wire, self._progress = first, events, wire, progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         gone = asyncio.ensure_future(_disconnect(receive))
@@ -144,7 +153,7 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_part(self, send: Send, part: bytes | None) -> None:
-        body = self._wire.silence if part is None else part
+        body = self._wire.silence(self._progress()) if part is None else part
         await send({"type": "http.response.body", "body": body, "more_body": True})
 
 

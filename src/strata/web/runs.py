@@ -68,8 +68,7 @@ class Run:
     @property
     def report(self) -> RequestReport | None:
         """How far the engine is; None before it is asked."""
-        tracked = self.backend.requests.find(self.job.id) if self.job else None
-        return tracked.report(time.monotonic()) if tracked else None
+        return self.backend.requests.report(self.job.id) if self.job else None
 
     @property
     def is_thinking(self) -> bool:
