@@ -66,22 +66,26 @@ def test_props_and_slots(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize(
-    ("path", "word"),
+    ("path", "words"),
     [
-        ("/slots/0?action=save", "'save'"),
-        ("/slots/1?action=restore", "'restore'"),
-        ("/props", "/props"),
-        ("/v1/load", "/v1/load"),
-        ("/v1/unload", "/v1/unload"),
-        ("/v1/vram", "/v1/vram"),
-        ("/v1/embeddings", "embeddings"),
+        ("/slots/0?action=save", "'save' needs session files, which are still to come"),
+        ("/slots/1?action=restore", "'restore' needs session files"),
+        ("/slots/1?action=erase", "'erase' needs session files"),
+        ("/props", "settings are given with each request"),
+        ("/v1/load", "/v1/load: loading another model into a running server is still to come"),
+        ("/v1/unload", "/v1/unload: unloading the model of a running server is still to come"),
+        (
+            "/v1/vram",
+            "/v1/vram: changing the share of the graphics card in a running server is still to come",
+        ),
+        ("/v1/embeddings", "models that make embeddings are not served"),
     ],
 )
-def test_what_is_still_to_come_says_so(http: httpx.Client, path: str, word: str) -> None:
+def test_what_is_still_to_come_says_so(http: httpx.Client, path: str, words: str) -> None:
     answer = http.post(path, json={"filename": "a.bin"})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (501, "not_implemented")
-    assert word in error["message"]
+    assert words in error["message"]
     assert answer.headers["x-should-retry"] == "false"
 
 

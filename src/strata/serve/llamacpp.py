@@ -147,10 +147,15 @@ async def slots(request: Request, fail_on_no_slot: bool = False) -> Any:
 
 @router.post("/slots/{slot}", include_in_schema=False)
 async def slot_action(slot: int, action: str = "") -> None:
-    """Waits for session files."""
+    """Waits for session files; erasing is llama.cpp's third action on what they hold."""
     if action not in _SLOT_ACTIONS:
         raise RequestError(f"action: {action!r} is none of {', '.join(_SLOT_ACTIONS)}", "action")
-    raise RequestError(f"action: {action!r} is not served yet", "action", "not_implemented")
+    raise RequestError(
+        f"action: {action!r} needs session files, which are still to come; meanwhile each lane keeps the state "
+        "of its last conversation by itself",
+        "action",
+        "not_implemented",
+    )
 
 
 @router.get("/metrics")

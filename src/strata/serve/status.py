@@ -25,11 +25,11 @@ from strata.serve.status_schemas import (
     Status,
 )
 
-_WAITING = {
-    "load": "another model cannot be loaded yet; start the server with it",
-    "unload": "the model cannot be unloaded yet; stop the server",
-    "vram": "the share of the graphics card cannot be changed yet",
-    "embeddings": "the models served here write text, and none makes embeddings",
+_NOT_SERVED = {
+    "load": "loading another model into a running server is still to come; start the server with it",
+    "unload": "unloading the model of a running server is still to come; stop the server",
+    "vram": "changing the share of the graphics card in a running server is still to come",
+    "embeddings": "models that make embeddings are not served; those served here write text",
 }
 router = APIRouter(prefix="/v1")
 
@@ -139,9 +139,9 @@ async def cancel(request: Request, id: str) -> RequestCancelling:
 
 async def _not_served(request: Request) -> None:
     path = request.url.path
-    reason = _WAITING[path.rpartition("/")[2]]
+    reason = _NOT_SERVED[path.rpartition("/")[2]]
     raise RequestError(f"{path}: {reason}", None, "not_implemented")
 
 
-for _name in _WAITING:
+for _name in _NOT_SERVED:
     router.add_api_route(f"/{_name}", _not_served, methods=["GET", "POST"], include_in_schema=False)
