@@ -8,7 +8,7 @@ from playwright.sync_api import expect
 
 from strata.options import EMBEDDED_MODEL
 from strata.web.about import _shown
-from strata.web.facts import client_pages, model_facts, packages
+from strata.web.facts import CLIENTS, client_pages, model_facts, packages
 
 
 def test_client_pages_get_this_servers_address_and_model() -> None:
@@ -18,6 +18,28 @@ def test_client_pages_get_this_servers_address_and_model() -> None:
     assert 'model = "my-model"' in pages["Codex CLI"]
     for text in pages.values():
         assert "127.0.0.1:8080" not in text and "qwen3-coder" not in text and ".md)" not in text
+
+
+def test_client_pages_get_the_models_context() -> None:
+    """Every number that follows from it, each on its own: 16384 is a context here and an answer there."""
+    pages = {page.name: page.text for page in client_pages("http://h:65536", "m-16384", 16_384)}
+    assert '"limit": { "context": 16384, "output": 4096 }' in pages["opencode"]
+    assert "model_context_window = 16384\n" in pages["Codex CLI"] and '"m-16384"' in pages["Codex CLI"]
+    assert "contextLength: 16384\n      maxTokens: 4096" in pages["Continue"]
+    assert "http://h:65536" in pages["Zed"]
+    claude = pages["Claude Code"]
+    assert "WINDOW=100000\n" in claude and "PCT_OVERRIDE=12\n" in claude and 'OVERRIDE": "12"' in claude
+    assert "12,000 tokens" in claude and "a context of 16,384" in claude
+    large = {page.name: page.text for page in client_pages("http://h", "m", 262_144)}
+    assert 'WINDOW": "200000"' in large["Claude Code"] and 'OVERRIDE": "75"' in large["Claude Code"]
+    assert '"max_input_tokens": 262144' in large["aider"] and '"max_output_tokens": 16384' in large["aider"]
+
+
+def test_client_pages_are_those_of_docs_where_all_is_as_they_say() -> None:
+    shown = {page.text for page in client_pages("http://127.0.0.1:8080", "qwen3-coder", 65_536)}
+    for path in CLIENTS.glob("[!R]*.md"):
+        text = path.read_text("utf-8").partition("\n")[2]
+        assert text in shown or "](" in text, path  # links lead nowhere there
 
 
 def test_model_facts() -> None:

@@ -111,7 +111,8 @@ async def build(backend: Backend, pages: Sequence[Page]) -> None:
 
 def _read(url: str, backend: Backend) -> tuple[list[tuple[str, str]], dict[str, str], list[Package]]:
     """Pages on clients as HTML, facts of the model's file, and packages."""
-    pages = client_pages(url, backend.name, backend.options.asks_for_key)
+    known = {} if backend.engine.info is None else {"context": backend.engine.info.context_length}
+    pages = client_pages(url, backend.name, has_key=backend.options.asks_for_key, **known)
     clients = [(page.name, render(page.text)) for page in pages]
     try:
         facts = model_facts(backend.options.model)

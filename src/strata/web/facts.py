@@ -16,7 +16,10 @@ from strata.web.figures import size
 
 # The launcher installs Strata in place, so that its source is there; a bare wheel has no such pages.
 CLIENTS = Path(strata.__file__).parents[2] / "docs" / "clients"
-_PAGES_URL, _PAGES_MODEL = "http://127.0.0.1:8080", "qwen3-coder"  # what the pages take for granted
+# What the pages take for granted.
+_PAGES_URL, _PAGES_MODEL, _PAGES_CONTEXT = "http://127.0.0.1:8080", "qwen3-coder", 65_536
+_ANSWER = 16_384  # tokens of the longest answer, where the context has room for it
+_WINDOW = 100_000, 200_000  # what Claude Code can be told that its window is
 _NO_KEY = re.compile(r"(\b[A-Z_]+(?:KEY|TOKEN)=)none\b")  # for a server that asks for none
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?://)[^)]*\)")
 
@@ -27,18 +30,29 @@ class ClientPage:
 
     Args:
         name: of the client.
-        text: Markdown, with this server's address and model.
+        text: Markdown, with this server's address and model, and with the model's context.
     """
 
     name: str
     text: str
 
 
-def client_pages(url: str, model: str, has_key: bool = False, folder: Path = CLIENTS) -> list[ClientPage]:
-    """The pages on clients as they are for one server; none where they are not installed."""
+def client_pages(
+    url: str, model: str, context: int = _PAGES_CONTEXT, has_key: bool = False, folder: Path = CLIENTS
+) -> list[ClientPage]:
+    """The pages on clients as they are for one server; none where they are not installed.
+
+    Args:
+        url: of the server.
+        model: its name.
+        context: the model's, in tokens.
+        has_key: a key is asked for.
+        folder: of the pages.
+    """
     pages = []
     for path in sorted(folder.glob("*.md")):
-        text = path.read_text("utf-8").replace(_PAGES_URL, url).replace(_PAGES_MODEL, model)
+        text = _with_context(path.read_text("utf-8"), context)
+        text = text.replace(_PAGES_URL, url).replace(_PAGES_MODEL, model)
         if has_key:
             text = _NO_KEY.sub(r"\1YOUR-KEY", text)
         title, _, rest = text.partition("\n")
@@ -46,6 +60,23 @@ def client_pages(url: str, model: str, has_key: bool = False, folder: Path = CLI
             # Links to other files of the folder would lead nowhere.
             pages.append(ClientPage(title.removeprefix("# "), _LINK.sub(r"\1", rest)))
     return sorted(pages, key=lambda page: page.name.lower())
+
+
+def _with_context(text: str, context: int) -> str:
+    """A page as it is for another context."""
+    old, new = _numbers(_PAGES_CONTEXT), _numbers(context)
+    pattern = "|".join(rf"(?<![\d,]){re.escape(number)}(?![\d,]\d)" for number in old)
+    return re.sub(pattern, lambda found: new[old.index(found[0])], text)
+
+
+def _numbers(context: int) -> list[str]:
+    """What a page says that follows from the context, as it is written."""
+    window = min(max(context, _WINDOW[0]), _WINDOW[1])
+    percent = max(min(75 * context // window, 75), 1)  # of that window, at which the history is shortened
+    return [
+        *(str(context), f"{context:,}", str(min(_ANSWER, context // 4))),
+        *(str(window), f"{window * percent // 100:,}", f"={percent}", f': "{percent}"'),
+    ]
 
 
 def model_facts(model: str) -> dict[str, str]:
