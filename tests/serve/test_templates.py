@@ -209,6 +209,37 @@ def test_an_agent_history_without_a_user_message_is_rendered() -> None:
         assert "<tool_response>\n5 °C" in text
 
 
+@pytest.mark.parametrize("name", ["tiny", "thinking", "smollm2", "headers", "inst", "turns"])
+def test_empty_turns_change_no_prompt(name: str) -> None:
+    """CASES 843: else the prefix, and with it what is cached, changes when the client drops them again."""
+    empty = [
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": [{"type": "text", "text": " "}]},
+    ]
+    talk = [*HELLO, {"role": "assistant", "content": "Hi"}, {"role": "user", "content": "And now?"}]
+    padded = [empty[1], *talk[:1], *empty, *talk[1:2], *empty, *talk[2:]]
+
+    def text(messages: list[dict[str, Any]]) -> str:
+        return template(TEMPLATES[name]).render(messages, date_string="x").text
+
+    assert text(padded) == text(talk)
+
+
+def test_turns_that_say_something_stay() -> None:
+    thought = {"role": "assistant", "content": "", "reasoning_content": "hm"}
+    result = {"role": "tool", "content": "", "tool_call_id": "c1"}
+    asked = {"role": "user", "content": ""}
+    kept = seen(thought, call({}), result, asked)
+    assert [m["role"] for m in kept] == ["assistant", "assistant", "tool", "user"]
+
+
+def test_a_user_s_messages_in_a_row_are_one_where_the_template_insists_on_turns() -> None:
+    """Agents send their surroundings and the task in two."""
+    first, second = {"role": "user", "content": "cwd: /src"}, {"role": "user", "content": "Fix it."}
+    assert "cwd: /src\n\nFix it.<end_of_turn>" in template(TEMPLATES["turns"]).render([first, second]).text
+    assert seen(first, second) == [first, second]  # elsewhere they stay two
+
+
 @pytest.mark.parametrize(
     ("messages", "field"),
     [
@@ -228,7 +259,7 @@ def test_malformed_messages_name_the_field(messages: Any, field: str) -> None:
 # Refusals and bounds.
 def test_a_template_refusal_is_the_request_error_text() -> None:
     with pytest.raises(RequestError, match="roles must alternate") as caught:
-        template(TEMPLATES["turns"]).render([*HELLO, *HELLO])
+        template(TEMPLATES["turns"]).render([*HELLO, *TALK[2:], *TALK[2:3], *TALK[2:]])
     assert caught.value.field == "messages"
 
 

@@ -34,7 +34,8 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     Fields that are null are dropped; content is a string, of parts the texts joined; tool arguments given as
     a JSON string are parsed, and kept as they are if that fails; reasoning is found under each name that a
     template may read (transformers does the same). A tool's message gets the name of the function that was
-    called. System messages are joined into one, which comes first; a single first one keeps its role.
+    called. System messages are joined into one, which comes first; a single first one keeps its role. Turns
+    that hold nothing are left out, the last one excepted: clients add them, and drop them again later.
 
     Raises:
         RequestError: there is no message, or one is malformed or has content that is not text.
@@ -42,7 +43,19 @@ def normalise_messages(messages: Sequence[Mapping[str, Any]]) -> list[Message]:
     if not messages:
         raise RequestError("messages is empty; a conversation needs at least one", "messages")
     normal = [_normalise(message, f"messages[{i}]") for i, message in enumerate(messages)]
-    return _lead_with_system(_with_tool_names(normal))
+    return _lead_with_system(_with_tool_names(_without_empty_turns(normal)))
+
+
+def with_joined_turns(messages: Sequence[Message]) -> list[Message]:
+    """The messages with those of a user that follow each other as one, for templates that insist on turns."""
+    joined: list[Message] = []
+    for message in messages:
+        if joined and message["role"] == "user" == joined[-1]["role"]:
+            text = f"{joined[-1]['content']}\n\n{message['content']}"
+            joined[-1] = joined[-1] | {"content": text}
+        else:
+            joined.append(message)
+    return joined
 
 
 def with_text_arguments(messages: Sequence[Message]) -> list[Message]:
@@ -140,6 +153,16 @@ def _text_arguments(arguments: Any) -> str:
 
 def _object_arguments(arguments: Any) -> Any:
     return {"arguments": arguments} if isinstance(arguments, str) else arguments
+
+
+def _without_empty_turns(messages: list[Message]) -> list[Message]:
+    """Only a turn that says nothing at all may go: calls, thinking and the results of tools say something."""
+
+    def is_empty(message: Message) -> bool:
+        said = message["content"].strip() or message.get("tool_calls") or message.get("reasoning_content")
+        return message["role"] in ("user", "assistant") and not said
+
+    return [*(message for message in messages[:-1] if not is_empty(message)), messages[-1]]
 
 
 def _with_tool_names(messages: list[Message]) -> list[Message]:

@@ -17,6 +17,7 @@ from strata.serve.messages import (
     Message,
     normalise_messages,
     spell_out_tools,
+    with_joined_turns,
     with_object_arguments,
     with_short_ids,
     with_single_calls,
@@ -227,6 +228,9 @@ def _helps(values: Message, error: TemplateError) -> Iterator[Message]:
         # An agent's history may hold no plain user message. Qwen's templates raise on that, and render it
         # well when the raise is passed over.
         yield values | {"messages": messages, "raise_exception": lambda message: ""}
+    if len(joined := with_joined_turns(messages)) < len(messages):
+        messages = joined
+        yield values | {"messages": messages}
     if any("tool_calls" in message for message in messages):
         # What a model broke off is no JSON, and comes back from the client all the same.
         for help_ in (with_short_ids, with_single_calls, with_object_arguments):
