@@ -125,6 +125,24 @@ class Options(ToolOptions):
             description="With --reference: memory for decoded weights; half of what is free when not given.",
         ),
     ] = None
+    preserve_thinking: Annotated[
+        bool,
+        Scope("serve"),
+        Field(
+            description="Keep the thinking of earlier turns in prompts, where the model's template lets it "
+            "be kept and the client sends it back: longer prompts, of which more is cached."
+        ),
+    ] = False
+    effort_as: Annotated[
+        Literal["template", "budget"],
+        Scope("serve"),
+        Flag("WAY"),
+        Field(
+            description="How a request's effort is followed: `template` tells the template that asks for "
+            "one, mostly where prompts begin, so that another effort has all of it read again; `budget` "
+            "limits the thinking instead."
+        ),
+    ] = "template"
     keep_alive_s: Annotated[
         float,
         Scope("serve"),

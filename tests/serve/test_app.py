@@ -92,6 +92,7 @@ def refusal(model: type, body: dict) -> RequestError:
         ({"n": 129}, "n", "128"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'low'"),
         ({"thinking": {"type": "maybe"}}, "thinking.type", "'enabled'"),
+        ({"preserve_thinking": "yes"}, "preserve_thinking", "boolean"),
         ({"reasoning_budget_tokens": -2}, "reasoning_budget_tokens", "-1"),
         ({"mirostat": 2}, "mirostat", "unknown field"),
     ],

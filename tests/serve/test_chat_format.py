@@ -8,7 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from strata.engine.messages import Finished, SamplingParams, Token
+from strata.errors import RequestError, StrataError
 from strata.formats.tokenizer import Tokenizer
+from strata.options import Options
 from strata.serve.chat import EFFORT_BUDGETS, WRAP_UP, ChatFormat, Thinking, Turn
 from strata.serve.deltas import Message
 from strata.serve.job import Job
@@ -150,6 +152,56 @@ def test_an_effort_is_a_budget_where_the_template_knows_none() -> None:
     assert (
         chat_format("smollm2").steering(turn(thinking=Thinking(budget=7))).budget is None
     )  # it cannot think
+
+
+PRESERVES = """{# </think> tools #}{%- for m in messages -%}
+{%- if m.role == 'assistant' and preserve_thinking -%}<think>{{ m.reasoning_content }}</think>{%- endif -%}
+{{ m.content }};{%- endfor -%}"""
+TALK = [USER, {"role": "assistant", "content": "a", "reasoning_content": "hm"}, USER]
+
+
+def test_thinking_of_earlier_turns_is_preserved_where_the_template_can() -> None:
+    """CASES 29: by the request, or for all by the server; then a prompt goes on where the last turn ended."""
+
+    def text(of: ChatFormat, **thinking: bool) -> str:
+        return of.render(Turn(messages=TALK, thinking=Thinking(**thinking))).text
+
+    of = chat_format(PRESERVES)
+    assert text(of) == text(of, preserve=False) == "u;a;u;"
+    assert text(of, preserve=True) == "u;<think>hm</think>a;u;"
+    always = ChatFormat(of.tokenizer, of.template, preserves_thinking=True)
+    assert text(always) == "u;<think>hm</think>a;u;"
+    assert text(always, preserve=False) == "u;a;u;"
+
+
+def test_a_template_that_cannot_preserve_thinking_is_told_of() -> None:
+    of = chat_format()
+    assert of.render(turn(thinking=Thinking(preserve=False))).text == of.render(turn()).text
+    with pytest.raises(RequestError, match="preserve_thinking: this model's template") as caught:
+        of.render(turn(thinking=Thinking(preserve=True)))
+    assert caught.value.field == "preserve_thinking"
+    with pytest.raises(StrataError, match="--preserve-thinking: this model's template"):
+        ChatFormat(of.tokenizer, of.template, preserves_thinking=True)
+
+
+@pytest.mark.parametrize("effort", [*EFFORT_BUDGETS, "high", "max"])
+def test_an_effort_that_is_a_budget_leaves_the_prompt_as_it_is(effort: str) -> None:
+    """CASES 458: what a template says of it stands where prompts begin."""
+    of = chat_format(SHOWS)
+    budgets = ChatFormat(of.tokenizer, of.template, effort_is_budget=True)
+    asked = turn(thinking=Thinking(effort=effort))
+    assert budgets.render(asked).text == "True True "
+    assert budgets.steering(asked).budget == EFFORT_BUDGETS.get(effort)
+    assert of.render(asked).text != "True True " and of.steering(asked).budget is None
+
+
+def test_the_server_s_options_reach_the_format() -> None:
+    tokenizer = chat_format().tokenizer
+    tokenizer.chat_template = PRESERVES + SHOWS
+    options = Options(preserve_thinking=True, effort_as="budget")
+    of = ChatFormat.for_tokenizer(tokenizer, options)
+    asked = Turn(messages=TALK, thinking=Thinking(effort="low"))
+    assert of.render(asked).text == "u;<think>hm</think>a;u;True True "
 
 
 def ended(reason: str) -> Finished:

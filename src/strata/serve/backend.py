@@ -29,7 +29,7 @@ from strata.serve.metrics import Metrics
 from strata.serve.requests import Requests
 from strata.serve.router import Router
 from strata.serve.structured import Structure
-from strata.serve.templates import ChatTemplate, Rendered, rendered_ids
+from strata.serve.templates import Rendered, rendered_ids
 from strata.serve.timings import summary
 
 ANY_NAME = "*"  # as an alias
@@ -116,7 +116,7 @@ class Backend:
             return
         self._token_bytes = tokenizer.token_bytes
         with contextlib.suppress(RequestError):  # chat requests will tell what is wrong with the template
-            self._chat = ChatFormat(tokenizer, ChatTemplate.for_tokenizer(tokenizer))
+            self._chat = ChatFormat.for_tokenizer(tokenizer, self.options)
             self._token_bytes = self._chat.token_bytes()
         self._tokenizer = tokenizer
 
@@ -237,7 +237,7 @@ class Backend:
 
     def _chat_format(self) -> ChatFormat:
         tokenizer = self.text_tokenizer("messages")
-        return self._chat or ChatFormat(tokenizer, ChatTemplate.for_tokenizer(tokenizer))
+        return self._chat or ChatFormat.for_tokenizer(tokenizer, self.options)
 
     async def text_jobs(
         self,

@@ -8,8 +8,9 @@ from typing import Any, Literal
 
 import msgspec
 
-from strata.errors import RequestError
+from strata.errors import RequestError, StrataError
 from strata.formats.tokenizer import Tokenizer
+from strata.options import Options
 from strata.serve.answer import Answer
 from strata.serve.arguments import Tools
 from strata.serve.callgrammar import CallGrammar
@@ -26,6 +27,8 @@ EFFORT_BUDGETS: dict[Effort, int] = {"minimal": 512, "low": 2048, "medium": 8192
 
 THINK_TAGS = (ThinkTags(), ThinkTags("[THINK]", "[/THINK]"), ThinkTags("<seed:think>", "</seed:think>"))
 WRAP_UP = "\n\nThat is as long as I may think. I will answer now, with what I have.\n"
+_PRESERVE = "preserve_thinking"  # Qwen's variable
+_NO_PRESERVE = "this model's template leaves the thinking of earlier turns out and has no choice about it"
 _NO_ARGUMENTS = {"type": "object", "additionalProperties": False}
 _TAIL = 16  # tokens of a prompt, in which an open think block would show
 
@@ -38,11 +41,13 @@ class Thinking:
         enabled: whether.
         effort: how hard; "none" is not at all.
         budget: most tokens.
+        preserve: whether the thinking of earlier turns stays in the prompt.
     """
 
     enabled: bool | None = None
     effort: Effort | None = None
     budget: int | None = None
+    preserve: bool | None = None
 
     @property
     def wanted(self) -> bool | None:
@@ -90,10 +95,26 @@ class ChatFormat:
     Args:
         tokenizer: the model's.
         template: its chat template.
+        preserves_thinking: of earlier turns, unless a request says otherwise.
+        effort_is_budget: also where the template asks for an effort it is not told, so that another effort
+            leaves the prompt, and with it what is cached, as it is.
+
+    Raises:
+        StrataError: the template does not let thinking be preserved.
     """
 
-    def __init__(self, tokenizer: Tokenizer, template: ChatTemplate):
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        template: ChatTemplate,
+        *,
+        preserves_thinking: bool = False,
+        effort_is_budget: bool = False,
+    ):
         self.tokenizer, self.template = tokenizer, template
+        if preserves_thinking and _PRESERVE not in template.source:
+            raise StrataError(f"--preserve-thinking: {_NO_PRESERVE}")
+        self._preserves_thinking, self._effort_is_budget = preserves_thinking, effort_is_budget
         self.dialect: Dialect = dialect_of(template.source)
         special = tokenizer.special_tokens
         self.tags = next(
@@ -106,6 +127,16 @@ class ChatFormat:
         self._texts = {special[tag]: tag.encode() for tag in tags if tag in special}
         markup = (*self.dialect.markers, *self.dialect.closers, ARGS, CALL_ID)
         self._call_texts = self._texts | {special[text]: text.encode() for text in markup if text in special}
+
+    @classmethod
+    def for_tokenizer(cls, tokenizer: Tokenizer, options: Options) -> "ChatFormat":
+        """The format of a model that is served with these options; raises as `ChatTemplate` does, too."""
+        return cls(
+            tokenizer,
+            ChatTemplate.for_tokenizer(tokenizer),
+            preserves_thinking=options.preserve_thinking,
+            effort_is_budget=options.effort_as == "budget",
+        )
 
     def render(self, turn: Turn) -> Rendered:
         """The turn's prompt as text; raises RequestError where the template refuses it."""
@@ -204,7 +235,7 @@ class ChatFormat:
         return self.tokenizer.encode_rendered([text])
 
     def _asks_for_effort(self) -> bool:
-        return "reasoning_effort" in self.template.source
+        return "reasoning_effort" in self.template.source and not self._effort_is_budget
 
     def _budget(self, thinking: Thinking) -> int | None:
         """Most tokens of thinking, where there may be any."""
@@ -218,7 +249,11 @@ class ChatFormat:
         """The variables by which templates know of thinking; each reads those of its own family."""
         wanted = thinking.wanted
         variables: dict[str, Any] = {} if wanted is None else {"enable_thinking": wanted, "thinking": wanted}
-        if thinking.effort not in (None, "none"):
+        if thinking.preserve and _PRESERVE not in self.template.source:
+            raise RequestError(f"{_PRESERVE}: {_NO_PRESERVE}", _PRESERVE)
+        if thinking.preserve is not None or self._preserves_thinking:
+            variables[_PRESERVE] = thinking.preserve is not False
+        if thinking.effort not in (None, "none") and not self._effort_is_budget:
             effort = {"minimal": "low", "xhigh": "high", "max": "high"}.get(thinking.effort, thinking.effort)
             known = thinking.effort in self.template.source
             variables["reasoning_effort"] = thinking.effort if known else effort

@@ -2,7 +2,8 @@
 
 Facts from OpenAI's API reference (chat/create). Beside it, for thinking: `reasoning` is OpenRouter's,
 `thinking` is DeepSeek's and GLM's, `thinking_budget_tokens` llama.cpp's, `thinking_token_budget` vLLM's,
-`thinking_budget` Qwen's; `chat_template_kwargs` and `enable_thinking` are vLLM's and llama.cpp's.
+`thinking_budget` and `preserve_thinking` Qwen's; `chat_template_kwargs` and `enable_thinking` are vLLM's and
+llama.cpp's.
 """
 
 from typing import Annotated, Any, Literal, Self
@@ -175,6 +176,7 @@ class ChatRequest(GenerationRequest):
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_CHAT_ALTERNATIVES)] = None
     chat_template_kwargs: Annotated[dict[str, Any], Field(default_factory=dict)]
     enable_thinking: bool | None = None
+    preserve_thinking: bool | None = None
     reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
     thinking: ThinkingChoice | None = None
@@ -255,6 +257,7 @@ class ChatRequest(GenerationRequest):
             ),
             effort=_one_of({"reasoning_effort": self.reasoning_effort, "reasoning": reasoning.effort}),
             budget=None if budget == UNLIMITED else budget,
+            preserve=self.preserve_thinking,
         )
 
 

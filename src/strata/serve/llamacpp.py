@@ -151,8 +151,8 @@ async def slot_action(slot: int, action: str = "") -> None:
     if action not in _SLOT_ACTIONS:
         raise RequestError(f"action: {action!r} is none of {', '.join(_SLOT_ACTIONS)}", "action")
     raise RequestError(
-        f"action: {action!r} needs session files, which are still to come; meanwhile each lane keeps the state "
-        "of its last conversation by itself",
+        f"action: {action!r} needs session files, which are still to come; each lane keeps the state of its "
+        "last conversation by itself",
         "action",
         "not_implemented",
     )
