@@ -7,7 +7,7 @@ arguments of its function are written as JSON inside the tags, which models and 
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from strata.engine.grammar_check import JSON_OPTIONS
@@ -16,8 +16,14 @@ from strata.serve.dialects import QWEN, Dialect
 from strata.serve.structured import ANY_OBJECT
 from strata.serve.xmlcalls import END_CALL, END_FUNCTION, END_PARAMETER, FUNCTION, PARAMETER
 
+
+def _alternatives(texts: Iterable[str]) -> str:
+    """Texts as a regular expression of Lark."""
+    return "|".join(re.escape(text).replace("/", r"\/") for text in texts)
+
+
 _ANNOTATIONS = {"type", "title", "description", "default", "examples", "deprecated", "$comment"}
-_TAGS = "|".join(re.escape(tag).replace("/", r"\/") for tag in (END_FUNCTION, END_CALL, PARAMETER, FUNCTION))
+_TAGS = _alternatives((END_FUNCTION, END_CALL, PARAMETER, FUNCTION))
 _RAW = rf"""raw[lazy]: RAW
 RAW: /(?s:.*)\n<\/parameter>\n/ & ~/(?s:.*)({_TAGS})(?s:.*)/"""
 
@@ -39,32 +45,46 @@ class CallGrammar:
 
     def forced(self, names: Sequence[str], parallel: bool) -> Grammar:
         """Calls, of which the first is of one of `names`; its opening has been written already."""
-        begun = self._dialect.forced_opening(names)
-        first = " | ".join(self._call(name, begun) for name in names)
-        return self._grammar(f"start: ({first}) {self._others(parallel)}")
+        return self._grammar(f"start: {self._calls(names, parallel, self._dialect.forced_opening(names))}")
 
     def free(self, content: Grammar | None, parallel: bool) -> Grammar:
         """Content, calls, or text and then calls; the content may have a grammar of its own."""
-        calls = f"({' | '.join(map(self._call, self._tools))}) {self._others(parallel)}"
+        dialect, names = self._dialect, list(self._tools)
         if content is not None:
-            return self._grammar(f"start: {self._content(content)} | {calls}")
-        markers = "|".join(re.escape(marker).replace("/", r"\/") for marker in self._dialect.markers)
-        text = f"TEXT: /(?s:.*)/ & ~/(?s:.*)({markers})(?s:.*)/"
-        if self._dialect.bare:
+            return self._grammar(f"start: {self._content(content)} | {self._calls(names, parallel)}")
+        text = f"/(?s:.*)/ & ~/(?s:.*)({_alternatives(dialect.markers)})(?s:.*)/"
+        if dialect.bare:
             text += r" & ~/\s*\{(?s:.*)/"
-        return self._grammar(f"start: TEXT | TEXT? {calls}", text)
+        marker = next((marker for marker in dialect.markers if dialect.opening.startswith(marker)), None)
+        if marker is None:  # behind text, a call that begins without a marker would be text as well
+            return self._grammar(f"start: TEXT | {self._calls(names, parallel)}", f"TEXT: {text}")
+        if marker in self._special:
+            return self._grammar(f"start: TEXT | TEXT? {self._calls(names, parallel)}", f"TEXT: {text}")
+        # A marker that is text ends the text before it only where both are one lexeme.
+        others = _alternatives(other for other in dialect.markers if other != marker)
+        before = f"/(?s:.*){_alternatives([marker])}/" + (f" & ~/(?s:.*)({others})(?s:.*)/" if others else "")
+        calls = self._calls(names, parallel, marker)
+        return self._grammar(
+            f"start: TEXT | before {calls}", f"TEXT: {text}", "before[lazy]: BEFORE", f"BEFORE: {before}"
+        )
 
     def _grammar(self, *rules: str) -> Grammar:
         return Grammar("lark", "\n".join(["%llguidance {}", *rules, *dict.fromkeys(self._rules)]))
 
-    def _others(self, parallel: bool) -> str:
-        if not parallel:
-            return ""
-        between = f"{json.dumps(self._dialect.between)}? " if self._dialect.between else ""
-        return f"({between}({' | '.join(map(self._call, self._tools))}))*"
+    def _calls(self, names: Sequence[str], parallel: bool, begun: str = "") -> str:
+        """Calls, of which the first is of one of `names` and has begun."""
+        dialect = self._dialect
+        calls = f"({' | '.join(self._call(name, dialect.named_opening, begun) for name in names)})"
+        if parallel:
+            opening = dialect.further_opening or dialect.named_opening
+            further = " | ".join(self._call(name, opening) for name in self._tools)
+            between = _quoted(dialect.between) if dialect.between else ""
+            optional = "?" * dialect.between.isspace()  # but what separates the calls of a list must be there
+            calls += f" ({between}{optional} ({further}))*"
+        return f"{calls} {_quoted(dialect.last)}" if dialect.last else calls
 
-    def _call(self, name: str, begun: str = "") -> str:
-        opening = self._dialect.named_opening.replace("NAME", name)
+    def _call(self, name: str, opening: str, begun: str = "") -> str:
+        opening = opening.replace("NAME", name)
         schema = self._tools[name]
         rule = f"arguments_{list(self._tools).index(name)}"
         if self._dialect is QWEN:
@@ -132,7 +152,7 @@ def _value(schema: Any, root: Mapping[str, Any]) -> str | None:
     if isinstance(values, list) and values and kind in (None, "string"):
         # What spells another type of JSON would not come out as a string.
         plain = all(isinstance(v, str) and v.strip() == v and "\n" not in v and v for v in values)
-        if plain and kind == "string" and schema.keys() <= _ANNOTATIONS | {"enum", "const"}:
+        if plain and schema.keys() <= _ANNOTATIONS | {"enum", "const"}:
             return f"({' | '.join(map(_quoted, values))}) {end}"
         return None
     if kind == "string":

@@ -32,6 +32,8 @@ class Dialect:
         named_opening: likewise up to the arguments; NAME stands for the function's name.
         ending: what stands behind the arguments.
         between: what may stand between two calls.
+        further_opening: `named_opening` of a call that follows another, where that differs.
+        last: what stands behind the last call.
         id_size: letters and digits of a call's id, where the template insists.
     """
 
@@ -43,6 +45,8 @@ class Dialect:
     named_opening: str
     ending: str
     between: str = "\n"
+    further_opening: str | None = None
+    last: str = ""
     bare: bool = False
     unsure: tuple[str, ...] = ()
     id_size: int | None = None
@@ -84,8 +88,10 @@ MISTRAL_LIST = Dialect(
     closers=(),
     opening=f'{TOOL_CALLS} [{{"name": "',
     named_opening=f'{TOOL_CALLS} [{{"name": "NAME", "arguments": ',
-    ending="}]",
-    between="",
+    ending="}",
+    between=", ",
+    further_opening='{"name": "NAME", "arguments": ',
+    last="]",
     id_size=9,
 )
 LLAMA = Dialect(
