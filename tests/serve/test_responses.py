@@ -70,6 +70,31 @@ def test_refused_fields_are_named(change: dict, field: str, words: str) -> None:
     assert words in str(error)
 
 
+ADDED = {"type": "additional_tools", "role": "developer", "tools": [TOOL | {"description": "New."}, CUSTOM]}
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tools": [TOOL, TOOL]},
+        {"input": [ADDED | {"tools": [TOOL, TOOL]}]},
+        {"text": {"format": {"type": "json_schema"}}},
+    ],
+)
+def test_what_is_wrong_in_itself_is_found_before_the_model_is_asked(change: dict) -> None:
+    """A stream that waits for the model could say it only after its status."""
+    with pytest.raises(RequestError):
+        ResponseRequest.model_validate(HELLO | change)
+
+
+def test_a_tool_that_comes_again_is_as_it_came_last() -> None:
+    """Clients add their tools anew after they have shortened a history."""
+    user = {"role": "user", "content": "hi"}
+    tools = turn_of(tools=[TOOL, SPACE], input=[ADDED, user, ADDED]).tools
+    assert [tool["function"]["name"] for tool in tools] == ["now", "docs__now", "docs__patch", "patch"]
+    assert tools[0]["function"]["description"] == "New."
+
+
 def test_items_become_messages() -> None:
     call = {"type": "function_call", "call_id": "1", "name": "now", "namespace": "docs", "arguments": "{}"}
     made = turn_of(

@@ -23,7 +23,7 @@ from strata.serve.chat import Effort, Thinking, Turn
 from strata.serve.chat_schemas import MAX_TOOLS
 from strata.serve.fields import Body, Sampled, Strict, others
 from strata.serve.messages import Message
-from strata.serve.structured import named_format
+from strata.serve.structured import Structure, named_format
 
 
 class CustomTool(Strict):
@@ -150,7 +150,12 @@ class CountRequest(Body):
             raise RequestError(
                 "messages: the last one is the assistant's; this server does not go on from one", "messages"
             )
+        self.structure()  # refuses what is wrong
         return self
+
+    def structure(self) -> Structure | None:
+        """What the text must look like, if the request says so; raises RequestError where that is wrong."""
+        return named_format(self.output_config.format, "output_config.format")
 
     def turn(self, stops: list[str] | None = None) -> Turn:
         """What the client asks for, in the words of every protocol."""
@@ -163,7 +168,7 @@ class CountRequest(Body):
             parallel=not choice.disable_parallel_tool_use,
             thinking=self._thinking(),
             stops=stops or (),
-            structure=named_format(self.output_config.format, "output_config.format"),
+            structure=self.structure(),
             strict=[] if choice.type == "none" else [tool.name for tool in self.tools if tool.strict],
         )
 

@@ -10,7 +10,7 @@ from strata.serve.chat import Effort, Thinking, Turn
 from strata.serve.fields import Sampled, StreamOptions, Strict
 from strata.serve.responses_items import AdditionalTools, Item, Items, openai_messages
 from strata.serve.responses_tools import Known, ToolChoice, Tools, choice_of, known_tools
-from strata.serve.structured import named_format
+from strata.serve.structured import Structure, named_format
 
 # What may be asked for in addition; of most there is never any here.
 Includable = Literal[
@@ -90,7 +90,14 @@ class ResponseRequest(Sampled):
             raise RequestError("background: only served with store, and without stream", "background")
         if not self.stream and "stream_options" in self.model_fields_set:
             raise RequestError("stream_options: only allowed when stream is true", "stream_options")
+        for tools in (self.tools, *(item.tools for item in self.input if isinstance(item, AdditionalTools))):
+            known_tools(tools)  # refuses two of one name
+        self.structure()  # refuses what is wrong
         return self
+
+    def structure(self) -> Structure | None:
+        """What the text must look like, if the request says so; raises RequestError where that is wrong."""
+        return named_format(self.text.format, "text.format")
 
     @property
     def summarised(self) -> bool:
@@ -98,9 +105,14 @@ class ResponseRequest(Sampled):
         return (self.reasoning.summary or self.reasoning.generate_summary) is not None
 
     def known_tools(self, history: Sequence[Item]) -> dict[str, Known]:
-        """The tools of which the model may be told: the request's, and those that `history` added."""
-        added = [tool for item in history if isinstance(item, AdditionalTools) for tool in item.tools]
-        known = known_tools([*self.tools, *added])
+        """The tools of which the model may be told: the request's, and those that `history` added.
+
+        One that came again later is as it came last.
+        """
+        known = known_tools(self.tools)
+        for item in history:
+            if isinstance(item, AdditionalTools):
+                known |= known_tools(item.tools)
         choice = self.tool_choice
         if choice.mode == "required" and (not known or choice.names == []):
             raise RequestError("tool_choice: asks for a call, and no tools are given", "tool_choice")
@@ -127,7 +139,7 @@ class ResponseRequest(Sampled):
             forced=names if choice.mode == "required" else (),
             parallel=self.parallel_tool_calls,
             thinking=Thinking(effort=self.reasoning.effort),
-            structure=named_format(self.text.format, "text.format"),
+            structure=self.structure(),
             strict=[] if choice.mode == "none" else [one.name for one in shown if one.tool.strict],
         )
 
