@@ -1,5 +1,7 @@
 """The scheduler on lanes that only count."""
 
+import time
+
 import pytest
 
 from strata.engine.lane import ModelLane
@@ -188,6 +190,59 @@ def test_requests_beyond_the_lanes_wait_in_order() -> None:
     assert sorted(e.id for e in run.events if isinstance(e, Finished)) == list("abcde")
     starts = [e.id for e in run.events if isinstance(e, Progress) and e.done == 0]
     assert starts == sorted(starts)
+
+
+def go_on(run: Run, name: str, prompt: list[int], **fields) -> None:
+    run.scheduler.submit(Generate(name, prompt, SamplingParams(stop_ids=[EOS]), **fields))
+
+
+def test_an_answer_in_parts_keeps_its_lane_and_what_that_has_read() -> None:
+    """Thinking whose budget is used up goes on before those who wait, and reads nothing again."""
+    run = Run(CountingLane(until=2))
+    go_on(run, "a", [7] * 20, keeps_lane=True)
+    run.submit("b", [8])
+    while not run.of("a", Finished):
+        run.scheduler.step()
+    for _ in range(3):
+        run.scheduler.step()
+    assert run.of("b", Progress) == []
+    assert run.scheduler.lanes()[0].busy
+    go_on(run, "a+1", [*run.lanes[0].tokens, 9], after="a")
+    run.finish()
+    assert [e.id for e in run.events if isinstance(e, Finished)] == ["a", "a+1", "b"]
+    assert run.end("a+1").cached_tokens == 20
+    assert not run.scheduler.lanes()[0].busy
+
+
+@pytest.mark.parametrize("how", ["its own cancel", "time", "another of its name"])
+def test_a_lane_is_not_kept_for_ever(how: str, monkeypatch) -> None:
+    monkeypatch.setattr("strata.engine.scheduler.KEPT_S", 0.05 if how == "time" else 60)
+    run = Run(CountingLane(until=2), CountingLane(until=2))
+    go_on(run, "a", [7], keeps_lane=True)
+    run.finish()
+    if how == "its own cancel":
+        run.scheduler.cancel("a")
+    elif how == "another of its name":
+        go_on(run, "a", [7], keeps_lane=True)
+        run.finish()
+        run.scheduler.cancel("a")
+    run.submit("b", [8])
+    run.submit("c", [8])
+    run.finish()
+    assert {run.end(name).reason for name in "bc"} == {"stop"}
+    time.sleep(0.06 if how == "time" else 0)
+    assert not any(lane.busy for lane in run.scheduler.lanes())
+
+
+def test_a_cancelled_request_keeps_no_lane() -> None:
+    run = Run(CountingLane())
+    go_on(run, "a", [7], keeps_lane=True)
+    run.scheduler.step()
+    run.scheduler.cancel("a")
+    assert not run.scheduler.lanes()[0].busy
+    go_on(run, "a+1", [7], after="a", keeps_lane=True)  # takes a lane as any other does
+    run.scheduler.step()
+    assert run.scheduler.lanes()[0].busy
 
 
 def test_a_lane_is_chosen_by_its_longest_prefix() -> None:

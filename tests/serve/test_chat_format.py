@@ -225,6 +225,7 @@ def test_a_budget_run_by_run(by_token: bool) -> None:
     written.add(thinking.go_on(ended("length"), 10_000))
     assert written.reasoning == WRAP_UP.rstrip("\n")
     second = thinking.request()
+    assert (first.keeps_lane, first.after, second.keeps_lane, second.after) == (True, None, False, first.id)
     assert spelled(of, second.prompt).endswith(f"<think>\nhmmm{WRAP_UP}</think>\n\n")
     assert second.sampling.max_tokens == 900 - thinking.answer.num_tokens
     assert second.sampling.stop_ids == [257]

@@ -48,16 +48,23 @@ class Grammar(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Generate(msgspec.Struct, tag=True, frozen=True):
-    """Continue `prompt`. Answered by `Progress`*, `Tokens`*, then `Finished` or `Failed`."""
+    """Continue `prompt`. Answered by `Progress`*, `Tokens`*, then `Finished` or `Failed`.
+
+    An answer that the server divides is several requests. It keeps its lane, and what that has read, while
+    others wait for one: its requests but the last say `keeps_lane`, and all but the first `after`.
+    """
 
     id: str
     prompt: list[int]
     sampling: SamplingParams = SamplingParams()
     grammar: Grammar | None = None
+    keeps_lane: bool = False  # until the request comes that goes on from it, or its own `Cancel`
+    after: str | None = None  # the request that it goes on from
 
 
 class Cancel(msgspec.Struct, tag=True, frozen=True):
-    """Stop a request, wherever it is. Unknown or finished ids are ignored."""
+    """Stop a request, wherever it is; of one that has ended, let go the lane that it keeps. Unknown ids are
+    ignored."""
 
     id: str
 

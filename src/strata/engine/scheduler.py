@@ -4,6 +4,7 @@ Requests wait in a queue for a lane. A round of `step` reads one part (`PREFILL_
 prompt, the lanes that read taking turns, and then decodes once in every lane that writes. So a short
 request waits for parts of a huge prompt, never for all of it. `poll` is called before each of these
 units of work: that is where cancellations arrive. A request whose grammar is being compiled lets others pass.
+A request that goes on from another gets the lane which that one has kept, before those who wait.
 """
 
 import sys
@@ -21,7 +22,8 @@ from strata.engine.lane import Lane
 from strata.engine.messages import Event, Failed, Finished, Generate, LaneUse, Progress, Tokens, Totals
 from strata.errors import EngineError, RequestError, StrataError
 
-COMPILE_POLL_S = 0.01  # how long the engine waits for grammars before it looks for messages
+POLL_S = 0.01  # how long the engine waits for grammars or lanes before it looks for messages
+KEPT_S = 1.0  # for the next request of an answer to come; its server may have gone on to something else
 
 
 @dataclass(slots=True, eq=False)
@@ -81,6 +83,7 @@ class Scheduler:
         self._grammars = grammars
         self._lanes = list(lanes)
         self._free = list(lanes)  # the one that was used last stands last
+        self._kept: dict[str, tuple[Lane, float]] = {}  # lanes by their last request, and until when
         self._queue: deque[_Job] = deque()
         self._running: dict[str, _Job] = {}  # the order in which prompts take turns
         self._totals = Totals()
@@ -94,6 +97,7 @@ class Scheduler:
         return msgspec.structs.replace(self._totals, running=len(self._running), queued=len(self._queue))
 
     def lanes(self) -> list[LaneUse]:
+        self._let_go_late()
         return [LaneUse(lane not in self._free, *lane.holds()) for lane in self._lanes]
 
     def submit(self, request: Generate) -> None:
@@ -109,10 +113,15 @@ class Scheduler:
         job = _Job(request, room if wanted is None else min(wanted, room), time.monotonic())
         if request.grammar is not None and self._grammars is not None:
             job.mask = self._grammars.compile(request.grammar)
-        self._queue.append(job)
+        if request.after in self._kept:
+            job.lane, _ = self._kept.pop(request.after)
+            self._queue.appendleft(job)
+        else:
+            self._queue.append(job)
 
     def cancel(self, request_id: str) -> None:
-        """End a request, queued or running; ids that are neither are ignored."""
+        """End a request, queued or running, or free the lane that it keeps; other ids are ignored."""
+        self._let_go(request_id)
         for job in [*self._queue, *self._running.values()]:
             if job.request.id == request_id:
                 self._finish(job, "cancelled")
@@ -125,10 +134,15 @@ class Scheduler:
     def step(self) -> None:
         """One round: free lanes take up requests, one prompt is read on, each answer is written on."""
         self._poll()
-        while self._free and (job := next((job for job in self._queue if not job.compiling), None)):
+        self._let_go_late()
+        while (job := self._next()) is not None:
             self._guard(self._begin, job)
-        if not self._running and (compiling := [job.mask for job in self._queue if job.mask is not None]):
-            wait(compiling, COMPILE_POLL_S, FIRST_COMPLETED)
+        if not self._running and self._queue:
+            compiling = [job.mask for job in self._queue if job.mask is not None and job.compiling]
+            if compiling:
+                wait(compiling, POLL_S, FIRST_COMPLETED)
+            else:  # for a lane that is kept
+                time.sleep(POLL_S)
         reading = next((job for job in self._running.values() if job.reading), None)
         if reading is not None:
             self._guard(self._prefill, reading)
@@ -140,6 +154,11 @@ class Scheduler:
             if job.request.id in self._running:  # else cancelled by `poll`
                 self._guard(self._decode, job)
 
+    def _next(self) -> _Job | None:
+        """The request that can begin now: the first for which there is a lane, its own or a free one."""
+        ready = (job for job in self._queue if not job.compiling and (job.lane is not None or self._free))
+        return next(ready, None)
+
     def _begin(self, job: _Job) -> None:
         """Give a request the free lane that holds most of its prompt; among equals, the longest unused."""
         self._queue.remove(job)
@@ -148,8 +167,9 @@ class Scheduler:
         if mask is not None and request.grammar is not None:
             for token_id in request.prompt[len(request.prompt) - request.grammar.num_written :]:
                 mask.accept(token_id)
-        job.lane = max(self._free, key=lambda lane: lane.match(request.prompt))
-        self._free.remove(job.lane)
+        if job.lane is None:
+            job.lane = max(self._free, key=lambda lane: lane.match(request.prompt))
+            self._free.remove(job.lane)
         self._running[request.id] = job
         job.begun = time.monotonic()
         job.num_read = job.num_cached = job.lane.begin(request.prompt, request.sampling, mask)
@@ -214,6 +234,10 @@ class Scheduler:
                 lane.reset()
 
     def _finish(self, job: _Job, reason: str) -> None:
+        if job.request.keeps_lane and job.lane is not None and reason != "cancelled":
+            self._let_go(job.request.id)
+            self._kept[job.request.id] = job.lane, time.monotonic() + KEPT_S
+            job.lane = None
         self._release(job)
         self._count(**{"cancelled" if reason == "cancelled" else "finished": 1})
         now = time.monotonic()
@@ -239,6 +263,16 @@ class Scheduler:
         if job.lane is not None:
             self._free.append(job.lane)
             job.lane = None
+
+    def _let_go(self, request_id: str) -> None:
+        """Free the lane that is kept for the request that goes on from this one, if any is."""
+        if request_id in self._kept:
+            self._free.append(self._kept.pop(request_id)[0])
+
+    def _let_go_late(self) -> None:
+        now = time.monotonic()
+        for request_id in [id_ for id_, (_, until) in self._kept.items() if until < now]:
+            self._let_go(request_id)
 
     def _check(self, request: Generate) -> None:
         num_tokens = len(request.prompt)

@@ -22,7 +22,7 @@ from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.options import Options
 from strata.serve.answer import Answer, Piece
 from strata.serve.chat import ChatFormat, Turn
-from strata.serve.deltas import End, Reason
+from strata.serve.deltas import End
 from strata.serve.engine_config import engine_config
 from strata.serve.job import Job, choices
 from strata.serve.metrics import Metrics
@@ -349,7 +349,9 @@ class Backend:
                 if written is None:
                     break
                 piece = Piece(written)
-            last = job.answer.finish(_reason(job, ended))
+            if request.keeps_lane:
+                await self.engine.cancel(request.id)
+            last = job.answer.finish(job.reason(ended))
             job.end = next(delta for delta in last.deltas if isinstance(delta, End))
             yield last
         except RequestError as error:
@@ -384,11 +386,3 @@ def model_names(model: str) -> str:
     path = Path(model.removeprefix(PREFIX))
     stem = path.stem if path.suffix in (".gguf", ".jsonl", ".json") else path.name
     return re.sub(r"-\d{5}-of-\d{5}$", "", stem) or model
-
-
-def _reason(job: Job, ended: Finished) -> Reason:
-    if job.answer.looped:
-        return "repetition"
-    if ended.reason == "cancelled" and not job.answer.stopped:
-        raise EngineError("the engine was stopped before the answer was complete")
-    return "length" if ended.reason == "length" else "stop"

@@ -5,9 +5,10 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from strata.engine.client import EngineError
 from strata.engine.messages import Finished, Generate, Grammar, SamplingParams
 from strata.serve.answer import Answer
-from strata.serve.deltas import Delta, End
+from strata.serve.deltas import Delta, End, Reason
 from strata.serve.structured import Structure
 
 
@@ -94,8 +95,10 @@ class Job:
             if self.steering.close_id is not None:
                 stop_ids = [*stop_ids, self.steering.close_id]
         sampling = msgspec.structs.replace(sampling, max_tokens=most, stop_ids=stop_ids)
-        id_ = f"{self.id}+{len(self.runs)}" if self.runs else self.id
-        return Generate(id_, [*self.prompt, *answer.ids], sampling, self._grammar())
+        ids = [self.id, *(f"{self.id}+{i + 1}" for i in range(len(self.runs)))]
+        after = ids[-2] if self.runs else None
+        prompt = [*self.prompt, *answer.ids]
+        return Generate(ids[-1], prompt, sampling, self._grammar(), self._limits_thinking, after)
 
     def _grammar(self) -> Grammar | None:
         """The grammar of the tokens that come next."""
@@ -128,6 +131,14 @@ class Job:
         if room < 1 or (left is not None and left <= len(ids)):
             return None
         return self.answer.inject(ids) if ids else []
+
+    def reason(self, ended: Finished) -> Reason:
+        """Why the answer ended, as its router is to be told; raises EngineError if it was not complete."""
+        if self.answer.looped:
+            return "repetition"
+        if ended.reason == "cancelled" and not self.answer.stopped:
+            raise EngineError("the engine was stopped before the answer was complete")
+        return "length" if ended.reason == "length" else "stop"
 
     def _tokens_left(self) -> int | None:
         limit = self.sampling.max_tokens
