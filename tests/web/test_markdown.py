@@ -14,7 +14,7 @@ from strata.web.markdown import GrowingMarkdown, render
 TEXT_TAGS = {"a", "br", "code", "del", "em", "s", "span", "strong", "button"}
 BLOCK_TAGS = {"blockquote", "div", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "ul"}
 TAGS = TEXT_TAGS | BLOCK_TAGS | {"table", "tbody", "td", "th", "thead", "tr"}
-ATTRIBUTES = {"class", "href", "title", "start", "style", "tabindex", "type"}
+ATTRIBUTES = {"class", "dir", "href", "title", "start", "style", "tabindex", "type"}
 PIECES = [
     "\n",
     "\n\n",
@@ -69,6 +69,8 @@ def test_html_is_plain_formatting(text: str) -> None:
 
 @given(pieces_of_markdown(), st.randoms(use_true_random=False))
 @example("# a\n\nb\n\n- c\n\n- d\n\n```py\nx = 1\n```\ne\n", None)
+@example("| a | b |\n|--|--|\n**", None)
+@example("a\n#b\n\nc\n***d**\n\ne\n```f`\n\ng\n| h |\n|--|i\n", None)
 @example("a\r\rb\x0b\x0c\u2028c\n\nd", None)
 def test_growing_text_gives_the_same_html(text: str, random: object) -> None:
     growing, length = GrowingMarkdown(), 0
@@ -81,13 +83,13 @@ def test_growing_text_gives_the_same_html(text: str, random: object) -> None:
 
 def test_blocks_that_are_over_stay() -> None:
     growing = GrowingMarkdown()
-    growing.grow("one\n\ntwo")
+    growing.grow("one\n\ntwo\n\nthree")
     assert growing.blocks == ["<p>one</p>\n"]
     first = growing.blocks[0]
-    growing.grow("one\n\ntwo\n\nthree")
+    growing.grow("one\n\ntwo\n\nthree\n\nfour")
     assert growing.blocks[0] is first
-    assert growing.last == "<p>three</p>\n"
-    assert not growing.grow("one\n\ntwo\n\nthree")
+    assert growing.last == "<p>three</p>\n<p>four</p>\n"
+    assert not growing.grow("one\n\ntwo\n\nthree\n\nfour")
 
 
 @pytest.mark.parametrize(

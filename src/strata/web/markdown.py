@@ -66,6 +66,7 @@ def _parser() -> MarkdownIt:
     parser.enable(["table", "strikethrough"])
     parser.validateLink = lambda url: _SAFE_LINK.match(url) is not None
     parser.core.ruler.at("inline", _parse_paragraphs)
+    parser.core.ruler.push("direction", _set_directions)
     return parser
 
 
@@ -78,6 +79,13 @@ def _parse_paragraphs(state: StateCore) -> None:
             token.children = [Token("text", "", 0, content=token.content)]
         else:
             state.md.inline.parse(token.content, state.md, state.env, token.children)
+
+
+def _set_directions(state: StateCore) -> None:
+    """Let what has marks on one side have them on the side where its text begins."""
+    for token in state.tokens:
+        if token.type in ("bullet_list_open", "ordered_list_open", "blockquote_open"):
+            token.attrSet("dir", "auto")
 
 
 _PARSER = _parser()
@@ -100,12 +108,15 @@ def render(text: str) -> str:
 
 
 class GrowingMarkdown:
-    """The HTML of a text that grows at its end: only its last block is made anew.
+    """The HTML of a text that grows at its end: only its last two blocks are made anew.
+
+    The last one may yet turn out to be none: `#` is a heading until `#x` goes on with the paragraph above it,
+    and a table's second line may end in what spoils it. So the block above is not over either.
 
     Attributes:
         blocks: HTML of the blocks that will not change, in order.
-        last: HTML of the last block.
-        start: of the last block in the text.
+        last: HTML of the others.
+        start: of the others in the text.
         cost_s: seconds that the last `grow` took.
     """
 
@@ -131,14 +142,14 @@ class GrowingMarkdown:
         env: EnvType = {**self._references, "coloured": _COLOURED_LIVE}
         tokens = _PARSER.parse(tail, env)
         tops = [i for i, token in enumerate(tokens) if token.level == 0 and token.nesting >= 0]
-        if len(tops) > 1:
-            line = tokens[tops[-1]].map[0]
+        if len(tops) > 2:
+            line = tokens[tops[-2]].map[0]
             split = _offset_of_line(tail, line)
             # Now that they will not change they get all their colours.
             self._references = {"references": env.get("references", {})}
             self.blocks.append(_PARSER.render(tail[:split], {**self._references}))
             self.start += split
-            tokens = tokens[tops[-1] :]
+            tokens = tokens[tops[-2] :]
         self.last = _PARSER.renderer.render(tokens, _PARSER.options, env)
         self._length = len(text)
         self.cost_s = time.perf_counter() - begin
