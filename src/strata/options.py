@@ -17,6 +17,7 @@ from strata.tool_options import ENGINE, ToolOptions
 
 CONFIG_FILE = "strata.toml"
 EMBEDDED_MODEL = Path(__file__).parent / "data" / "tiny.gguf"
+MAX_TEMPERATURE = 100  # of every client; OpenAI's API ends at 2, but with min_p more makes sense
 
 Think = Literal["off", "low", "medium", "high"]
 _URL = "an address that begins with http:// or https://"
@@ -181,7 +182,9 @@ class Options(ToolOptions):
         float | None,
         Scope("chat"),
         Field(
-            ge=0, le=2, description="0 always takes the likeliest token; the server's default when not given."
+            ge=0,
+            le=MAX_TEMPERATURE,
+            description="0 always takes the likeliest token; the server's default when not given.",
         ),
     ] = None
     top_p: Annotated[

@@ -1,5 +1,7 @@
 """Conversations: what the model is asked, and what the browser keeps."""
 
+import json
+
 import pytest
 
 from strata.errors import RequestError, StrataError
@@ -7,6 +9,8 @@ from strata.serve.chat_schemas import ChatRequest
 from strata.web.conversation import TITLE_LENGTH, Call, Conversation, Entry, dump, load
 from strata.web.runs import checked
 from strata.web.settings import SETTINGS, describe, parse, shown
+
+TOOL = {"type": "function", "function": {"name": "f"}}
 
 
 def test_request_tells_the_conversation_and_the_settings() -> None:
@@ -96,7 +100,10 @@ def test_values_are_read_and_written(name: str, text: str, value: object) -> Non
         ("top_k", "1.5", "valid integer"),
         ("logit_bias", '{"a": 1}', "'a' is not a token id"),
         ("logit_bias", "{", "not JSON"),
-        ("tools", '[{"type": "function"}]', "0 function: Field required"),
+        ("tools", '[{"type": "function"}]', "function: is missing"),
+        ("tools", json.dumps([TOOL, TOOL]), "^two functions are named 'f'$"),
+        ("tools", "[" * 100_000, "not JSON"),
+        ("temperature", "nan", "less than or equal to 100"),
     ],
 )
 def test_wrong_values_are_explained(name: str, text: str, complaint: str) -> None:

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from strata.engine.messages import SamplingParams
 from strata.errors import RequestError
+from strata.options import MAX_TEMPERATURE
 
 
 class Strict(BaseModel):
@@ -46,7 +47,7 @@ class Sampled(Body):
     """A request that is answered by sampling. What a protocol lacks of these it gets from vLLM's."""
 
     stream: bool = False
-    temperature: Annotated[float, Field(ge=0, le=100)] = 1.0
+    temperature: Annotated[float, Field(ge=0, le=MAX_TEMPERATURE)] = 1.0
     top_p: Annotated[float, Field(ge=0, le=1)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
     min_p: Annotated[float, Field(ge=0, le=1)] = 0.0

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args
+from typing import Any, get_args
 
 from annotated_types import Ge, Gt, Le, Lt
 from nicegui import ui
@@ -11,11 +11,15 @@ from nicegui.elements.mixins.validation_element import ValidationElement
 from nicegui.events import ValueChangeEventArguments
 from pydantic import TypeAdapter, ValidationError
 
+from strata.errors import RequestError
 from strata.serve.chat import Effort
 from strata.serve.chat_schemas import ChatRequest
 from strata.serve.schemas import UNLIMITED
+from strata.web.runs import checked
 from strata.web.shell import icon_button
 
+# A request that is sound, to see what a setting makes of it.
+_REQUEST = {"model": "", "messages": [{"role": "user", "content": ""}]}
 _LONGEST = 2**31  # bounds beyond this only say that the number must fit
 
 
@@ -40,7 +44,7 @@ SETTINGS = (
     Setting("system", "System prompt", "what the model is told before everything else", "text"),
     Setting("reasoning_effort", "Thinking", "how hard the model thinks, where it can", "choice"),
     Setting("thinking_budget", "Thinking budget", "most tokens of thinking; -1 for any number"),
-    Setting("temperature", "Temperature", "0 always takes the likeliest token"),
+    Setting("temperature", "Temperature", "0 always takes the likeliest token; above 1 answers get wilder"),
     Setting("top_p", "Top p", "only the likeliest tokens that make up this share"),
     Setting("top_k", "Top k", "only so many of the likeliest tokens; 0 for all"),
     Setting("min_p", "Min p", "only tokens at least this likely, relative to the likeliest"),
@@ -88,19 +92,29 @@ def parse(setting: Setting, text: str) -> Any:
         return text.strip()
     if setting.kind == "lines":
         return [line for line in text.splitlines() if line]
+    if setting.kind == "json":
+        value = _json(text)
+    else:
+        value = _number(text, ChatRequest.model_fields[setting.name].annotation)
     try:
-        value = json.loads(text) if setting.kind == "json" else text.strip()
-    except ValueError as error:
+        checked(_REQUEST | {setting.name: value})
+    except RequestError as error:
+        raise ValueError(str(error).removeprefix(f"{setting.name}: ")) from error
+    return value
+
+
+def _json(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"not JSON: {error}") from error
-    field = ChatRequest.model_fields[setting.name]
+
+
+def _number(text: str, kind: Any) -> Any:
     try:
-        checked = TypeAdapter(Annotated[field.annotation, field]).validate_python(value, strict=False)
+        return TypeAdapter(kind).validate_python(text.strip())
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        place = "".join(f" {step}" for step in first["loc"] if not str(step).startswith("<"))
-        reason = first["msg"].removeprefix("Value error, ")
-        raise ValueError(f"{place.strip()}: {reason}" if place else reason) from error
-    return value if setting.kind == "json" else checked
+        raise ValueError(error.errors(include_url=False)[0]["msg"]) from error
 
 
 def shown(setting: Setting, value: Any) -> str:
