@@ -4,11 +4,11 @@
 undoes. It is fetched once and stays in the user's cache.
 """
 
-import os
 import shutil
 import subprocess
-import tarfile
 from pathlib import Path
+
+from helpers.npm_file import NpmError, cached, fetch
 
 VERSION = "147.0.0"
 _NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "microsoft-edge")
@@ -31,34 +31,19 @@ def chromium() -> Path:
     Raises:
         NoChromiumError: it cannot be fetched and the system has none.
     """
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "strata-tests"
-    program = cache / f"chromium-{VERSION}"
-    if program.is_file():
-        return program
+    target = cached(f"chromium-{VERSION}")
     try:
-        return _fetch(program)
-    except (OSError, subprocess.SubprocessError, tarfile.TarError, KeyError) as error:
+        return fetch(f"@sparticuz/chromium@{VERSION}", "bin/chromium.br", target, _unpack)
+    except NpmError as error:
         if found := next(filter(None, map(shutil.which, _NAMES)), None):
             return Path(found)
-        said = getattr(error, "stderr", None) or str(error)
         raise NoChromiumError(
-            f"tests of pages need Chromium. `npm pack @sparticuz/chromium@{VERSION}` did not bring one "
-            f"({said}), and none of {', '.join(_NAMES)} is installed: install npm or one of those"
+            f"tests of pages need Chromium. {error}, and none of {', '.join(_NAMES)} is installed: "
+            "install npm or one of those"
         ) from error
 
 
-def _fetch(program: Path) -> Path:
-    folder = program.parent / f"fetching-{os.getpid()}"
-    folder.mkdir(parents=True)
-    try:
-        npm = ["npm", "pack", f"@sparticuz/chromium@{VERSION}", "--silent"]
-        subprocess.run(npm, cwd=folder, check=True, capture_output=True, text=True, timeout=240)
-        with tarfile.open(next(folder.glob("*.tgz"))) as archive:
-            archive.extract("package/bin/chromium.br", folder, filter="data")
-        unpacked = folder / "chromium"
-        command = ["node", "-e", _UNPACK, str(folder / "package/bin/chromium.br"), str(unpacked)]
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
-        unpacked.chmod(0o755)
-        return unpacked.replace(program)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+def _unpack(packed: Path, program: Path) -> None:
+    command = ["node", "-e", _UNPACK, str(packed), str(program)]
+    subprocess.run(command, check=True, capture_output=True, text=True, timeout=120)
+    program.chmod(0o755)

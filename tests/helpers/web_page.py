@@ -1,7 +1,9 @@
 """A page of the web app in a browser that notes what must not happen."""
 
+import copy
 import json
 import re
+from typing import Self
 from urllib.parse import urlsplit
 
 from playwright.sync_api import Browser, Locator, Page, expect
@@ -49,13 +51,22 @@ class WebPage:
         self.context.add_init_script(
             f"if (!localStorage.getItem('strata.settings')) localStorage.setItem('strata.settings', {kept})"
         )
+        self._open(path)
+
+    def _open(self, path: str) -> None:
         self.page: Page = self.context.new_page()
         self.page.on("console", lambda message: self._note(message.type, message.text))
         self.page.on("pageerror", lambda error: self._note("error", str(error)))
         self.page.on("dialog", lambda dialog: (self._note("error", dialog.message), dialog.dismiss()))
         self.page.on("request", lambda request: self._see(request.url))
         self.page.on("websocket", lambda socket: self._see(socket.url))
-        self.page.goto(url + path)
+        self.page.goto(self.url + path)
+
+    def window(self, path: str) -> Self:
+        """Another window of the same browser profile."""
+        other = copy.copy(self)
+        other._open(path)
+        return other
 
     def _note(self, kind: str, text: str) -> None:
         if kind in ("error", "warning"):
@@ -75,6 +86,11 @@ class WebPage:
         assert self.complaints + self.others == []
 
     # --- Chat ---------------------------------------------------------------------------------------
+
+    @property
+    def address(self) -> str:
+        """Path and query of the page."""
+        return self.page.url.removeprefix(self.url)
 
     @property
     def field(self) -> Locator:

@@ -24,6 +24,16 @@ LINES: dict[str, list] = {
         "\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n",
         "</tool_call>",
     ],
+    "two calls": [
+        "<tool_call>",
+        "\n<function=weather>\n<parameter=city>\nKöln\n</parameter>\n</function>\n",
+        "</tool_call>",
+        "\n",
+        "<tool_call>",
+        "\n<function=weather>\n<parameter=city>\nBonn\n</parameter>\n</function>\n",
+        "</tool_call>",
+    ],
+    "half a call": ["<tool_call>", "\n<function=weather>\n<parameter=city>\nKö", {"sleep": 600}],
     "long": [f"Word{i % 97} " + "\n\n" * (i % 40 == 39) for i in range(4000)],
 }
 SEEDS = {name: i for i, name in enumerate(LINES)}

@@ -1,11 +1,12 @@
 """The page Chat in a browser, with a model that says what its script says."""
 
+import json
 import re
 from collections.abc import Callable
 
 import pytest
 from helpers.api_server import ApiServer
-from helpers.web_page import WebPage
+from helpers.web_page import WebPage, containing
 from playwright.sync_api import expect
 from web.conftest import SEEDS
 
@@ -45,7 +46,7 @@ def test_a_large_conversation_comes_back_whole(open_page: OpenPage) -> None:
         conversation.entries.append(Entry("assistant", answer, ending="length"))
     text = dump(conversation)
     assert len(text) > 1_000_000  # a page cannot send as much at once
-    page.page.evaluate("text => strata.store.put('f'.repeat(32), 'Large', 1, text)", text)
+    page.page.evaluate("text => strata.store.put('f'.repeat(32), 'Large', 1, 1, text)", text)
     page.page.goto(f"{page.url}/?c={conversation.id}")
     expect(page.answers).to_have_count(10)
     expect(page.answers.last).to_contain_text("9 of 10")
@@ -63,7 +64,7 @@ def test_long_conversations_are_shown_from_their_end(open_page: OpenPage) -> Non
             Entry("user", f"Question {i}."),
             Entry("assistant", f"Answer {i}.", ending="stopped"),
         ]
-    page.page.evaluate("text => strata.store.put('e'.repeat(32), 'Long', 1, text)", dump(conversation))
+    page.page.evaluate("text => strata.store.put('e'.repeat(32), 'Long', 1, 1, text)", dump(conversation))
     page.page.goto(f"{page.url}/?c={conversation.id}")
     expect(page.answers).to_have_count(20)
     expect(page.answers.last).to_contain_text("Answer 49.")
@@ -82,7 +83,7 @@ def test_an_answer_goes_on_while_earlier_messages_are_shown(open_page: OpenPage)
     page.ready()
     conversation = Conversation("d" * 32, "Long", settings={"seed": SEEDS["slow"]})
     conversation.entries = [Entry("user", f"Question {i}.") for i in range(50)]
-    page.page.evaluate("text => strata.store.put('d'.repeat(32), 'Long', 1, text)", dump(conversation))
+    page.page.evaluate("text => strata.store.put('d'.repeat(32), 'Long', 1, 1, text)", dump(conversation))
     page.page.goto(f"{page.url}/?c={conversation.id}")
     page.say("Go on for ever")
     expect(page.answers).to_contain_text("go on on")
@@ -122,6 +123,78 @@ def test_reloaded_page_finds_its_answer_under_way(open_page: OpenPage) -> None:
     )
     page.button("Stop").click()
     expect(page.answers).to_contain_text("stopped by you")
+
+
+def test_windows_share_a_conversation(open_page: OpenPage) -> None:
+    one = open_page(line="hello")
+    one.ask("First")
+    two = one.window(one.address)
+    expect(two.answers).to_have_count(1)
+    one.ask("Second")
+    expect(two.said).to_have_count(2)  # without being asked
+    expect(two.answers.last).to_contain_text("Hello, world!")
+    two.ask("Third")
+    expect(one.answers).to_have_count(3)
+    one.answers.last.get_by_role("button", name="Answer again").click()
+    expect(two.answers).to_have_count(3)
+    for window in (one, two):
+        window.page.reload()
+        expect(window.said).to_have_text([containing(text) for text in ("First", "Second", "Third")])
+        expect(window.answers).to_have_count(3)
+
+
+def test_what_is_typed_outlives_a_change_in_another_window(open_page: OpenPage) -> None:
+    one = open_page(line="hello")
+    one.ask("First")
+    two = one.window(one.address)
+    one.field.fill("Begun.")
+    one.said.get_by_role("button", name="Edit this message").click()
+    one.page.get_by_label("Your message").fill("Typed here")
+    two.said.get_by_role("button", name="Edit this message").click()
+    two.page.get_by_label("Your message").fill("Changed there")
+    two.button("Send").first.click()
+    expect(one.said).to_contain_text("Changed there")
+    expect(one.field).to_have_value("Begun.\n\nTyped here")
+
+
+def test_a_conversation_deleted_in_another_window_stays_deleted(open_page: OpenPage) -> None:
+    one = open_page(line="slow")
+    one.say("First")
+    expect(one.answers).to_contain_text("go on")
+    two = one.window("/")
+    two.page.get_by_role("button", name="Rename or delete: First").click()
+    two.page.get_by_text("Delete", exact=True).click()
+    two.page.get_by_role("dialog").get_by_role("button", name="Delete").click()
+    expect(one.page.get_by_text("deleted in another window")).to_be_visible()
+    expect(one.answers).to_have_count(0)
+    one.page.reload()
+    expect(one.page.get_by_text("No conversations yet")).to_be_visible()
+
+
+def test_a_late_window_does_not_undo_what_was_kept(open_page: OpenPage) -> None:
+    page = open_page().ready()
+    kept = page.page.evaluate(
+        """async () => {
+            await strata.store.put("x", "New", 1, 5, "new");
+            await strata.store.put("x", "Old", 1, 4, "old");
+            return strata.store.part("x", 0);
+        }"""
+    )
+    assert kept == "new"
+
+
+def test_a_message_stays_typed_until_the_server_has_it(open_page: OpenPage) -> None:
+    page = open_page(line="hello").ready()
+    page.page.evaluate("window.socket.disconnect()")
+    page.field.fill("Are you there?")
+    page.field.press("Enter")
+    expect(page.page.get_by_text("The server cannot be reached")).to_be_visible()
+    expect(page.field).to_have_value("Are you there?")
+    page.page.evaluate("window.socket.connect()")
+    page.page.wait_for_function("window.socket.connected")
+    page.field.press("Enter")
+    expect(page.answers).to_contain_text("Hello, world!")
+    expect(page.field).to_have_value("")
 
 
 def test_thinking_is_folded_and_timed(open_page: OpenPage) -> None:
@@ -193,7 +266,7 @@ def test_conversations_are_searched_renamed_and_deleted(open_page: OpenPage) -> 
     expect(items).to_have_count(1)
     page.page.get_by_role("button", name="Rename or delete: About foxes").click()
     page.page.get_by_text("Rename", exact=True).click()
-    page.page.get_by_label("Name of the conversation").fill("Animals")
+    page.page.get_by_role("textbox", name="Name of the conversation").fill("Animals")
     page.button("Save").click()
     expect(items).to_have_text(re.compile("Animals"))
     page.page.get_by_role("button", name="Rename or delete: Animals").click()
@@ -204,22 +277,75 @@ def test_conversations_are_searched_renamed_and_deleted(open_page: OpenPage) -> 
     expect(items).to_have_text(re.compile("About lanterns"))
 
 
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+
+
 def test_tool_calls_are_shown_and_take_results(open_page: OpenPage) -> None:
-    page = open_page(line="call")
-    page.ready()
-    page.button("Settings").click()
-    page.page.get_by_label("Tools").fill('[{"type": "function", "function": {"name": "weather"}}]')
-    page.page.wait_for_function("localStorage.getItem('strata.settings').includes('weather')")
-    page.page.get_by_label("Seed").fill(str(SEEDS["call"]))
-    page.button("Close settings").click()
+    page = open_page(settings={"seed": SEEDS["two calls"], "tools": TOOLS})
     page.ask("How is the weather?")
-    call = page.page.get_by_label("Tool call")
-    expect(call).to_contain_text("weather")
-    expect(call).to_contain_text('{"city": "Köln"}')
-    call.get_by_label("Result of the call").fill("rain")
-    call.get_by_role("button", name="Send result").click()
+    calls = page.page.get_by_label("Tool call")
+    expect(calls).to_have_count(2)
+    expect(calls.first).to_contain_text("weather")
+    expect(calls.first).to_contain_text('{"city": "Köln"}')
+    fields = page.page.get_by_label("Result of the call")
+    fields.first.fill("rain")
+    fields.last.fill("su")
+    calls.first.get_by_role("button", name="Send result").click()
+    expect(calls.first).to_contain_text("rain")
+    expect(calls.first.get_by_role("button")).to_have_count(0)
+    expect(fields).to_have_value("su")  # what is typed for the other stays
+    expect(page.answers).to_have_count(1)
+    fields.press_sequentially("n")
+    fields.press("Enter")
     expect(page.answers).to_have_count(2)
-    expect(page.page.get_by_label("Tool call").first).to_contain_text("rain")
+    expect(calls.nth(1)).to_contain_text("sun")
+    expect(page.answers.first.get_by_role("button", name="Send result")).to_have_count(0)
+
+
+def test_calls_that_the_conversation_has_passed_take_no_results(open_page: OpenPage) -> None:
+    page = open_page(settings={"seed": SEEDS["call"], "tools": TOOLS})
+    page.ask("How is the weather?")
+    expect(page.button("Send result")).to_have_count(1)
+    page.ask("Never mind.")
+    expect(page.answers).to_have_count(2)
+    expect(page.answers.first.get_by_role("button", name="Send result")).to_have_count(0)
+    expect(page.answers.last.get_by_role("button", name="Send result")).to_have_count(1)
+    page.page.reload()
+    expect(page.button("Send result")).to_have_count(1)
+
+
+def test_half_a_call_takes_no_result(open_page: OpenPage) -> None:
+    page = open_page(settings={"seed": SEEDS["half a call"], "tools": TOOLS})
+    page.say("How is the weather?")
+    expect(page.page.get_by_label("Tool call")).to_contain_text('{"city":')
+    page.button("Stop").click()
+    expect(page.answers).to_contain_text("stopped by you")
+    expect(page.button("Send result")).to_have_count(0)
+
+
+def test_a_crash_is_one_line_and_its_details_are_folded(open_page: OpenPage) -> None:
+    page = open_page(line="crash")
+    page.ask("Hi")
+    alert = page.page.get_by_role("alert")
+    expect(alert.get_by_text("the engine process was ended by SIGABRT", exact=True)).to_be_visible()
+    details = alert.get_by_role("group", name="Details of the error")
+    expect(details).to_be_hidden()
+    alert.get_by_text("Details").click()
+    expect(details).to_contain_text("Fatal Python error: Aborted")
+
+
+def test_a_wrong_setting_is_told_at_its_field(open_page: OpenPage) -> None:
+    page = open_page(line="hello", width=320, height=700).ready()
+    page.button("Settings").click()
+    drawer = page.page.get_by_label("Settings", exact=True).locator("visible=true").first
+    page.page.get_by_label("Tools").fill(json.dumps(TOOLS * 2))
+    expect(page.page.get_by_text("two functions are named 'weather'")).to_be_visible()
+    assert page.fits()
+    assert drawer.bounding_box()["width"] <= 320
+    page.button("Close settings").click()
+    page.say("Hi")
+    expect(page.page.get_by_text("Tools: this value cannot be used")).to_be_visible()
+    expect(page.field).to_have_value("Hi")
 
 
 def test_hostile_text_stays_text(open_page: OpenPage) -> None:

@@ -34,6 +34,15 @@ def test_an_answer_that_failed_is_not_told() -> None:
     assert conversation.request("m")["messages"] == [{"role": "user", "content": "Hello\n\nAre you there?"}]
 
 
+def test_calls_of_an_answer_that_was_broken_off_are_not_told() -> None:
+    calls = [Call("1", "weather", '{"city": "Köln"}', "rain"), Call("2", "weather", '{"ci')]
+    entry = Entry("assistant", "I look.", calls=calls, ending="stopped")
+    message, result = entry.messages()
+    assert [call["id"] for call in message["tool_calls"]] == ["1"] and result["content"] == "rain"
+    assert "tool_calls" not in Entry("assistant", "I look.", calls=calls[1:], ending="stopped").messages()[0]
+    assert Entry("assistant", calls=calls[1:], ending="length").messages() == []
+
+
 def test_an_answer_without_an_end_is_told_from_others() -> None:
     assert Entry("assistant", "so far").is_unfinished
     assert not Entry("assistant", "so far", ending="stopped").is_unfinished

@@ -54,7 +54,7 @@ def test_monitor_moves_while_a_request_runs_and_cancels_it(
     before = rows.nth(1).inner_text()
     expect(rows.nth(1)).not_to_have_text(before)  # goes on
     assert "secret" not in page.page.content()
-    page.button("Cancel chat completions request").click()
+    page.page.get_by_role("button", name="Cancel chat completions request").click()
     assert answer.ended()["error"]["code"] == "request_cancelled"
     expect(rows).to_have_count(0)
     expect(page.page.get_by_text("None.")).to_be_visible()

@@ -34,7 +34,7 @@ def _addresses(url: str, backend: Backend) -> None:
                     ui.label(value).classes("strata-address")
                 with ui.element("td").classes("strata-number"):
                     button = icon_button("content_copy", f"Copy {value}")
-                    button.on("click", js_handler=f"() => strata.copy({json.dumps(value)})")
+                    button.on("click", js_handler=f"() => strata.copyAndTell({json.dumps(value)})")
         with ui.element("tr"):
             with ui.element("th").props("scope=row"):
                 ui.label("Key")

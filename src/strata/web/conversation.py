@@ -43,25 +43,29 @@ class Entry(msgspec.Struct):
     speed: Speed | None = None
 
     def messages(self) -> list[dict[str, Any]]:
-        """The entry in the words of `/v1/chat/completions`, with the results of its calls."""
+        """The entry in the words of `/v1/chat/completions`, with the results of its calls; none if empty."""
         message: dict[str, Any] = {"role": self.role, "content": self.content}
         if self.thinking:
             message["reasoning_content"] = self.thinking
-        if not self.calls:
-            return [message]
+        # Of an answer that was broken off, the last call may be half of one.
+        calls = [call for call in self.calls if call.result is not None or not self.is_broken_off]
+        if not calls:
+            return [message] if self.content or self.thinking else []
         message["tool_calls"] = [
-            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}}
-            for call in self.calls
+            {"id": call.id, "function": {"name": call.name, "arguments": call.arguments}} for call in calls
         ]
-        results = [
-            {"role": "tool", "tool_call_id": call.id, "content": call.result or ""} for call in self.calls
-        ]
+        results = [{"role": "tool", "tool_call_id": call.id, "content": call.result or ""} for call in calls]
         return [message, *results]
+
+    @property
+    def is_broken_off(self) -> bool:
+        """Whether something else than the model has ended it."""
+        return bool(self.ending or self.error)
 
     @property
     def is_unfinished(self) -> bool:
         """Whether it is an answer that has not ended in any way."""
-        return self.role == "assistant" and not (self.speed or self.ending or self.error)
+        return self.role == "assistant" and not (self.speed or self.is_broken_off)
 
 
 ENDINGS = {
@@ -79,13 +83,17 @@ def new_id() -> str:
 
 
 class Conversation(msgspec.Struct):
-    """Messages in turn, and how the model is asked: fields of `/v1/chat/completions`, and `system`."""
+    """Messages in turn, and how the model is asked: fields of `/v1/chat/completions`, and `system`.
+
+    `revision` counts how often it was saved: of two windows that save it, one may be late.
+    """
 
     id: str = msgspec.field(default_factory=new_id)
     title: str = ""
     changed: float = msgspec.field(default_factory=time.time)
     settings: dict[str, Any] = {}
     entries: list[Entry] = []
+    revision: int = 0
 
     def say(self, text: str) -> None:
         """Add what the person says; the first words name the conversation."""
@@ -93,6 +101,7 @@ class Conversation(msgspec.Struct):
             line = " ".join(text.split())
             self.title = line if len(line) <= TITLE_LENGTH else line[: TITLE_LENGTH - 1].rstrip() + "…"
         self.entries.append(Entry("user", text))
+        self.changed = time.time()
 
     def request(self, model: str) -> dict[str, Any]:
         """The body of a chat request for the next answer."""
@@ -102,7 +111,7 @@ class Conversation(msgspec.Struct):
             if entry.role == "user" and messages and messages[-1]["role"] == "user":
                 # The answer between them failed. Many templates want people and model to take turns.
                 messages[-1] = {"role": "user", "content": f"{messages[-1]['content']}\n\n{entry.content}"}
-            elif entry.role == "user" or entry.content or entry.thinking or entry.calls:
+            else:
                 messages += entry.messages()
         fields = {name: value for name, value in self.settings.items() if name != "system"}
         return {"model": model, "messages": messages} | fields

@@ -1,14 +1,17 @@
 """The elements that show one message of a conversation."""
 
+import json
+import textwrap
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from nicegui import ui
 
+from strata.web.calls import CallView
 from strata.web.conversation import ENDINGS, Call, Entry, Speed
 from strata.web.markdown import GrowingMarkdown, render
 from strata.web.runs import Run
-from strata.web.shell import icon_button
+from strata.web.shell import icon_button, text_field
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,34 +67,44 @@ class GrowingText:
 
 
 class UserMessage:
-    """What the person said, with a way to change it."""
+    """What the person said, with a way to change it.
+
+    Attributes:
+        entry: the message.
+        article: its element.
+    """
 
     def __init__(self, entry: Entry, actions: Actions):
-        self._entry, self._actions = entry, actions
+        self.entry, self._actions = entry, actions
         with ui.element("article").classes("strata-user").props('aria-label="You said"') as self.article:
             self._show()
 
     def _show(self) -> None:
         with ui.element("div").classes("strata-said"):
-            ui.label(self._entry.content)
+            ui.label(self.entry.content)
         with ui.row().classes("strata-actions"):
             icon_button("edit", "Edit this message", self._edit)
-            icon_button("content_copy", "Copy this message", lambda: self._actions.copy(self._entry))
+            icon_button("content_copy", "Copy this message", lambda: self._actions.copy(self.entry))
 
     def _edit(self) -> None:
         self.article.clear()
         with self.article, ui.element("div").classes("strata-editing"):
-            field = ui.textarea(value=self._entry.content)
-            field.props('autogrow outlined autofocus aria-label="Your message"')
+            field = text_field("Your message")
             with ui.row().classes("strata-editing-buttons"):
                 ui.button("Cancel", on_click=self._cancel, color=None).props("flat no-caps")
-                send = ui.button("Send", on_click=lambda: self._actions.edit(self._entry, field.value))
-                send.props("unelevated no-caps")
+                send = ui.button("Send").props("unelevated no-caps")
+                send.on(
+                    "click",
+                    lambda event: self._actions.edit(self.entry, event.args),
+                    js_handler=f"() => strata.sendField('{field.html_id}', emit)",
+                )
+        ui.run_javascript(f"strata.edit('{field.html_id}', {json.dumps(self.entry.content)})")
 
     def _cancel(self) -> None:
         self.article.clear()
         with self.article:
             self._show()
+        ui.run_javascript("strata.focusComposer()")
 
 
 class ModelMessage:
@@ -100,13 +113,16 @@ class ModelMessage:
     Args:
         entry: the answer.
         actions: see there.
-        is_last: nothing follows it, so calls of it may still get their results.
         run: that makes it; None for one that is over.
+
+    Attributes:
+        entry: the answer.
+        article: its element.
     """
 
-    def __init__(self, entry: Entry, actions: Actions, is_last: bool, run: Run | None = None):
-        self._entry, self._actions, self._is_last = entry, actions, is_last
-        self._arguments: list[ui.label] = []
+    def __init__(self, entry: Entry, actions: Actions, run: Run | None = None):
+        self.entry, self._actions = entry, actions
+        self._call_views: list[CallView] = []
         with (
             ui.element("article").classes("strata-answer").props('aria-label="The model answered"') as article
         ):
@@ -128,17 +144,13 @@ class ModelMessage:
 
     def follow(self, run: Run) -> None:
         """Show the answer as it is now."""
-        entry = self._entry
+        entry = self.entry
         self._details.set_visibility(bool(entry.thinking))
         self._summary.text = thinking_text(entry, run)
         self._thinking.grow(entry.thinking)
         self._content.grow(entry.content)
         self._progress.text = progress_text(run)
-        with self._calls:
-            while len(self._arguments) < len(entry.calls):
-                self._arguments.append(_call(entry.calls[len(self._arguments)], None))
-        for label, call in zip(self._arguments, entry.calls, strict=True):
-            label.text = call.arguments
+        self.show_calls(take_results=False)
 
     @property
     def cost_s(self) -> float:
@@ -147,34 +159,35 @@ class ModelMessage:
 
     def finish(self) -> None:
         """Show the answer as it stays."""
-        entry = self._entry
+        entry = self.entry
         self._details.set_visibility(bool(entry.thinking))
         self._summary.text = f"Thought for {entry.thinking_s:.0f} s"
         self._thinking.finish(entry.thinking)
         self._content.finish(entry.content)
-        self.show_calls()
         self._foot.clear()
         with self._foot:
             self._show_foot()
 
-    def show_calls(self) -> None:
-        """Show the calls with their results, or with fields for them."""
+    def show_calls(self, take_results: bool) -> None:
+        """Show the calls as they are now.
 
-        def take(call: Call, result: str) -> None:
-            self._actions.take_result(self._entry, call, result)
-
-        self._calls.clear()
+        Args:
+            take_results: nothing follows the answer, so it may still get them, unless it was broken off.
+        """
+        take_results = take_results and not self.entry.is_broken_off
         with self._calls:
-            for call in self._entry.calls:
-                _call(call, take if self._is_last else None)
+            while len(self._call_views) < len(self.entry.calls):
+                self._call_views.append(CallView(self._take))
+        for view, call in zip(self._call_views, self.entry.calls, strict=True):
+            view.show(call, take_results)
+
+    def _take(self, call: Call, result: str) -> None:
+        self._actions.take_result(self.entry, call, result)
 
     def _show_foot(self) -> None:
-        entry = self._entry
+        entry = self.entry
         if entry.error:
-            with ui.row().classes("strata-error").props("role=alert"):
-                ui.label(entry.error)
-                retry = ui.button("Retry", on_click=lambda: self._actions.again(entry), color=None)
-                retry.props("outline no-caps dense")
+            self._show_error()
         if entry.ending:
             ui.label(ENDINGS.get(entry.ending, entry.ending)).classes("strata-note")
         with ui.row().classes("strata-actions"):
@@ -182,6 +195,21 @@ class ModelMessage:
             icon_button("refresh", "Answer again", lambda: self._actions.again(entry))
             if entry.speed is not None:
                 ui.label(speed_text(entry.speed)).classes("strata-speed")
+
+    def _show_error(self) -> None:
+        """One line for people; what follows it, such as an engine's last words, is folded."""
+        line, _, details = self.entry.error.partition("\n")
+        with ui.element("div").classes("strata-error").props("role=alert"):
+            with ui.row().classes("strata-error-head"):
+                ui.label(line)
+                retry = ui.button("Retry", on_click=lambda: self._actions.again(self.entry), color=None)
+                retry.props("outline no-caps dense")
+            if details:
+                with ui.element("details"):
+                    with ui.element("summary"):
+                        ui.label("Details")
+                    with ui.element("pre").props('tabindex=0 role=group aria-label="Details of the error"'):
+                        ui.label(textwrap.dedent(details))
 
 
 def speed_text(speed: Speed) -> str:
@@ -203,35 +231,17 @@ def thinking_text(entry: Entry, run: Run) -> str:
 
 def progress_text(run: Run) -> str:
     """What the server is at."""
-    report, waited = run.report, f"{run.waited_s:.0f} s"
+    report, waited, engine = run.report, f"{run.waited_s:.0f} s", run.backend.engine
+    if engine.state == "loading" or not run.backend.is_loaded:  # the first time, or again after a crash
+        step = f": {engine.progress.text}" if engine.progress else ""
+        return f"loading the model{step}, {waited}"
     if report is None:
-        loading = run.backend.engine.progress
-        return f"loading the model: {loading.text}" if loading else waited
+        return f"making the prompt, {waited}"
     match report.state:
         case "queued":
-            return f"waiting for other requests, {waited}"
+            others = engine.num_running > run.backend.options.lanes
+            return f"waiting for {'other requests' if others else 'the engine'}, {waited}"
         case "reading":
             return f"reading the prompt: {report.prompt_tokens_read:,} of {report.prompt_tokens:,} tokens"
     rate = f" at {report.tokens_per_s:.1f}/s" if report.tokens_per_s else ""
     return f"{report.completion_tokens:,} tokens{rate}, {waited}"
-
-
-def _call(call: Call, take: Callable[[Call, str], object] | None) -> ui.label:
-    """A call of a function, and its result, or the field for it; returns the label of its arguments."""
-    with ui.element("section").classes("strata-call").props('aria-label="Tool call"'):
-        with ui.row().classes("strata-call-head"):
-            ui.icon("build").props("aria-hidden=true")
-            ui.label(call.name)
-        with ui.element("pre").props("tabindex=0"):
-            arguments = ui.label(call.arguments)
-        if call.result is not None:
-            with ui.element("pre").classes("strata-result").props("tabindex=0"):
-                ui.label(call.result)
-        elif take is not None:
-            with ui.row().classes("strata-call-answer"):
-                field = ui.input("Result of the call").props("dense outlined").classes("strata-field")
-                field.on("keydown.enter", lambda: take(call, field.value or ""))
-                ui.button("Send result", on_click=lambda: take(call, field.value or ""), color=None).props(
-                    "outline no-caps"
-                )
-    return arguments

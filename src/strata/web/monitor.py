@@ -170,7 +170,7 @@ class RequestRow:
             self._written, self._speed = _number_cell(), _number_cell()
             self._age = _number_cell("strata-wide")
             with ui.element("td").classes("strata-number"):
-                icon_button("close", f"Cancel {request.protocol} request", self._cancel)
+                icon_button("close", f"Cancel {request.protocol} request {request.id[-4:]}", self._cancel)
 
     def show(self, request: RequestReport) -> None:
         """Show how far it is."""

@@ -170,6 +170,11 @@ class Runs:
         """The answer of a conversation that is under way, or whose end no page has kept."""
         return self._runs.get(conversation_id)
 
+    def answering(self, conversation: Conversation) -> Run | None:
+        """`find`, where the answer is still the last entry of its conversation."""
+        run = self._runs.get(conversation.id)
+        return run if run and conversation.entries and conversation.entries[-1] is run.entry else None
+
     def watch(self, run: Run) -> None:
         """A page shows the answer from now on."""
         run.watchers += 1

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from nicegui import background_tasks, ui
 
 from strata import __version__
+from strata.errors import StrataError
 from strata.serve.backend import Backend
 from strata.web import files
 
@@ -74,15 +75,29 @@ def icon_button(icon: str, label: str, on_click: Callable | None = None) -> ui.b
     return button
 
 
+def text_field(label: str) -> ui.element:
+    """A field for text of any length, which grows with it. What is typed stays in the browser until it is
+    sent (see `static/chat.js`): the server hears of no keystroke."""
+    field = ui.element("textarea").classes("strata-input").props("rows=1")
+    field.props["aria-label"] = label
+    return field.on("input", js_handler="(e) => strata.fit(e.target)")
+
+
 def acting_on(element: ui.element, action: Callable[..., Coroutine]) -> Callable[..., None]:
     """A handler of events that works in the place of `element`.
 
     NiceGUI lets a handler work in the place of the element that sent the event, which is gone when the
-    handler shows a list anew that the element was in.
+    handler shows a list anew that the element was in. What is wrong is told to the person.
     """
 
+    async def act(*arguments: object) -> None:
+        try:
+            await action(*arguments)
+        except StrataError as error:
+            ui.notify(str(error), type="negative")
+
     def handle(*arguments: object) -> None:
-        background_tasks.create(action(*arguments), context=element)
+        background_tasks.create(act(*arguments), context=element)
 
     return handle
 

@@ -38,8 +38,10 @@ class Store:
         return load(text) if text else None
 
     async def save(self, conversation: Conversation) -> None:
-        """Keep a conversation as it is now."""
-        await self._call("put", conversation.id, conversation.title, conversation.changed, dump(conversation))
+        """Keep a conversation as it is now, unless the browser has a newer state of it already."""
+        conversation.revision += 1
+        head = (conversation.id, conversation.title, conversation.changed, conversation.revision)
+        await self._call("put", *head, dump(conversation))
 
     async def remove(self, id_: str) -> None:
         """Forget a conversation."""

@@ -2,7 +2,7 @@
 "use strict";
 
 Object.assign(strata, {
-  MOST: 900000, // characters of a message; a page may send a million bytes at once
+  MOST: 990000, // characters of a text on its way; a page may send a million at once
 
   chatReady() {
     const scroll = document.querySelector(".strata-scroll");
@@ -25,6 +25,8 @@ Object.assign(strata, {
         event.target.closest?.(".strata-editing, .strata-call, .q-drawer");
       if (event.key === "Escape" && !elsewhere && strata.answering()) emitEvent("strata_stop");
     });
+    window.addEventListener("focus", () => emitEvent("strata_focus"));
+    window.socket.on("disconnect", () => strata.stopSending());
     strata.composerFill(sessionStorage.getItem("strata.draft") || "");
   },
 
@@ -37,17 +39,67 @@ Object.assign(strata, {
     history.replaceState(null, "", `?c=${encodeURIComponent(id)}`);
   },
 
-  async copyMessage(text) {
-    await strata.copy(text);
-    Quasar.Notify.create({ message: "Copied", timeout: 1200, position: "bottom" });
-  },
-
   closeDrawer(id) {
     if (window.innerWidth < 1024) getElement(id).hide();
   },
 
+  // --- fields for text ---
+
+  fit(field) {
+    field.style.height = "auto";
+    field.style.height = `${Math.min(field.scrollHeight, window.innerHeight * 0.4)}px`;
+  },
+
+  // Whether a key sends what is typed. A phone's keyboard has no Shift+Enter, so there only buttons send.
+  sends(event) {
+    const phone = matchMedia("(pointer: coarse)").matches;
+    if (event.key !== "Enter" || event.shiftKey || event.isComposing || phone) return false;
+    event.preventDefault();
+    return true;
+  },
+
+  // Gives a text to `emit`, or tells why it cannot be sent; it stays where it was typed in any case.
+  send(text, emit) {
+    const size = JSON.stringify(JSON.stringify(text)).length; // as it travels
+    if (!window.socket.connected) {
+      strata.warn("The server cannot be reached. What you typed stays here.");
+    } else if (size > strata.MOST) {
+      const most = Math.floor((text.length * strata.MOST) / size);
+      strata.warn(`This text has ${text.length} characters; at most ${most} of them can be sent at once.`);
+    } else {
+      emit(text.toWellFormed?.() ?? text); // half a character cannot travel
+      return true;
+    }
+    return false;
+  },
+
+  sendField(id, emit) {
+    strata.send(document.getElementById(id).value, emit);
+  },
+
+  edit(id, text) {
+    const field = document.getElementById(id);
+    field.value = field.dataset.before = text;
+    strata.fit(field);
+    field.focus();
+  },
+
+  // What is typed into parts of the conversation that are about to go.
+  keepTyped(ids) {
+    const fields = ids.flatMap((id) => [...(document.getElementById(id)?.querySelectorAll("textarea") ?? [])]);
+    const texts = fields.filter((field) => field.value !== (field.dataset.before ?? "")).map((field) => field.value);
+    if (texts.length) strata.composerFill([strata.composer().value, ...texts].filter(Boolean).join("\n\n"));
+    return texts.length > 0;
+  },
+
+  warn(message) {
+    Quasar.Notify.create({ type: "negative", message });
+  },
+
+  // --- the field for messages ---
+
   composer() {
-    return document.querySelector(".strata-input");
+    return document.querySelector(".strata-composer textarea");
   },
 
   composerFill(text) {
@@ -57,29 +109,43 @@ Object.assign(strata, {
 
   composerInput() {
     const field = strata.composer();
-    sessionStorage.setItem("strata.draft", field.value);
-    field.style.height = "auto";
-    field.style.height = `${Math.min(field.scrollHeight, window.innerHeight * 0.4)}px`;
-  },
-
-  composerKey(event, emit) {
-    // A phone's keyboard has no Shift+Enter.
-    const phone = matchMedia("(pointer: coarse)").matches;
-    if (event.key === "Enter" && !event.shiftKey && !event.isComposing && !phone) {
-      event.preventDefault();
-      strata.composerSend(emit);
+    try {
+      sessionStorage.setItem("strata.draft", field.value);
+    } catch { // millions of characters: a reload would lose them
+      sessionStorage.removeItem("strata.draft");
     }
+    strata.fit(field);
   },
 
   composerSend(emit) {
     const text = strata.composer().value;
-    if (!text.trim() || strata.answering()) return;
-    if (text.length > strata.MOST) {
-      Quasar.Notify.create({ type: "negative", message: `A message may have ${strata.MOST} characters` });
-      return;
-    }
-    emit(text);
-    strata.composerFill("");
-    strata.composer().focus();
+    if (!text.trim() || strata.answering() || strata.isSending) return;
+    if (!strata.send(text, emit)) return;
+    strata.sent = text;
+    strata.isSending = true;
+    strata.patience = setTimeout(() => strata.warn("The server has not taken your message yet."), 5000);
+  },
+
+  // The server has the message, or cannot take it now. Until then, and if it never says, the text stays.
+  composerTaken(taken) {
+    const text = strata.composer().value;
+    if (taken && text.startsWith(strata.sent)) strata.composerFill(text.slice(strata.sent.length));
+    strata.stopSending();
+  },
+
+  stopSending() {
+    strata.isSending = false;
+    clearTimeout(strata.patience);
+  },
+
+  showEnd() {
+    strata.toEnd();
+    strata.focusComposer();
+  },
+
+  // Back to the field when what had the focus is gone; on a phone that would bring up the keyboard.
+  focusComposer() {
+    const isFree = [null, document.body].includes(document.activeElement);
+    if (isFree && !matchMedia("(pointer: coarse)").matches) strata.composer().focus();
   },
 });

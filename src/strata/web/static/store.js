@@ -1,4 +1,4 @@
-// Conversations in the browser's IndexedDB: {id, title, changed, text}, where text is the JSON of all of it.
+// Conversations in the browser's IndexedDB: {id, title, changed, revision, text}, where text is the JSON of all of it.
 "use strict";
 
 strata.store = {
@@ -55,8 +55,18 @@ strata.store = {
     return record.text.slice(start, splits ? end + 1 : end);
   },
 
-  put(id, title, changed, text) {
-    return strata.store.request("readwrite", (store) => store.put({ id, title, changed, text }));
+  // A window that slept may be late with what it was to keep: the newest state stays.
+  async put(id, title, changed, revision, text) {
+    const transaction = (await strata.store.open()).transaction("conversations", "readwrite");
+    const store = transaction.objectStore("conversations");
+    return new Promise((resolve, reject) => {
+      transaction.oncomplete = () => resolve();
+      transaction.onabort = () => reject(transaction.error);
+      store.get(id).onsuccess = (event) => {
+        const kept = event.target.result;
+        if (!(kept?.revision > revision)) store.put({ id, title, changed, revision, text });
+      };
+    });
   },
 
   remove(id) {

@@ -34,11 +34,18 @@ const strata = {
       await navigator.clipboard.writeText(text);
     } catch { // no permission, or a page that came over plain http from another machine
       const field = Object.assign(document.createElement("textarea"), { value: text });
+      const focused = document.activeElement;
       document.body.append(field);
       field.select();
       document.execCommand("copy");
       field.remove();
+      focused?.focus();
     }
+  },
+
+  async copyAndTell(text) {
+    await strata.copy(text);
+    Quasar.Notify.create({ message: "Copied", timeout: 1200, position: "bottom" });
   },
 };
 
