@@ -91,6 +91,7 @@ def load_on_card(
     number: int,
     wishes: Wishes,
     report: Callable[[int, int], None],
+    say: Callable[[str], None] = lambda text: None,
     learn: Callable[[np.ndarray, int], None] = lambda counts, tokens: None,
     frequency: np.ndarray | None = None,
     threads: int | None = None,
@@ -106,6 +107,7 @@ def load_on_card(
         number: PyTorch's of that card.
         wishes: as of `plan`; also how much of the card's memory may be used.
         report: gets bytes done and bytes to do.
+        say: is told what is done after reading.
         learn: see `CardRunner`.
         frequency: how often an earlier run used the experts, float32 `[layers * experts]`.
         threads: of the processor's share.
@@ -133,6 +135,7 @@ def load_on_card(
     model = load_model(weights)
     CardModel.require(model)
     layers = weights.load_experts(len(model.expert_layers()), report)
+    say("preparing the card; at its first start kernels are compiled, which takes a minute or two")
     cache = ExpertCache(card, weights.store, frequency)
     take = _take(hardware, model_description, cpu_share)
     host = _host_experts(card, layers, model_description, model.config.embedding_length, take, threads)
@@ -142,6 +145,7 @@ def load_on_card(
     ring = sum(part.bytes for part in made.parts if part.purpose == "ring of streamed experts")
     runner = CardRunner(on_card, cache, ring, described.link_bandwidth or 1e10, learn)
     runner.warm(made.prefill_chunk)
+    say("filling the card with experts")
     reserve = described.free_bytes - made.vram_budget
     used = described.free_bytes - torch.cuda.mem_get_info(number)[0]
     budget = made.vram_budget - used

@@ -24,9 +24,16 @@ Report = Callable[[int, int], None]  # bytes done, bytes to do
 
 
 def load_on_card(
-    checkpoint: Checkpoint, config: EngineConfig, threads: int, report: Report
+    checkpoint: Checkpoint, config: EngineConfig, threads: int, report: Report, say: Callable[[str], None]
 ) -> LoadedEngine | None:
     """The model on the card that the configuration names, or on the best there is.
+
+    Args:
+        checkpoint: the model.
+        config: of the engine.
+        threads: of the processor's share.
+        report: gets the progress of reading.
+        say: is told what is done after that.
 
     Returns:
         None where the processor is to compute: as asked for; or because there is no card, the model does not
@@ -49,7 +56,7 @@ def load_on_card(
     from strata.card.loading import DoesNotFitError
 
     try:
-        return _load(checkpoint, config, threads, report)
+        return _load(checkpoint, config, threads, report, say)
     except (UnsupportedModelError, DoesNotFitError) as error:
         if asked:
             raise
@@ -57,7 +64,9 @@ def load_on_card(
         return None
 
 
-def _load(checkpoint: Checkpoint, config: EngineConfig, threads: int, report: Report) -> LoadedEngine:
+def _load(
+    checkpoint: Checkpoint, config: EngineConfig, threads: int, report: Report, say: Callable[[str], None]
+) -> LoadedEngine:
     from strata.card import loading
     from strata.engine.card_lane import card_lanes
     from strata.native import isa
@@ -79,6 +88,7 @@ def _load(checkpoint: Checkpoint, config: EngineConfig, threads: int, report: Re
         number,
         _wishes(config),
         report,
+        say,
         learn=lambda uses, tokens: _count(counts, uses, tokens),
         frequency=learned.read(),
         threads=threads,

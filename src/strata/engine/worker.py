@@ -123,7 +123,7 @@ def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> Load
     threads = config.threads or len(usable_cpus())
     checkpoint = open_checkpoint(path)
     progress = _Throttle(lambda done, total: emit(LoadProgress(done, total, f"loading {path.name}")))
-    loaded = load_on_card(checkpoint, config, threads, progress)
+    loaded = load_on_card(checkpoint, config, threads, progress, lambda text: emit(LoadProgress(1, 1, text)))
     if loaded is None:
         loaded = _load_on_processor(checkpoint, config, threads, progress)
     info = ModelInfo(
