@@ -94,6 +94,10 @@ def test_an_answer_that_is_gone_on_from_is_one_line(tmp_path: Path, seed: int | 
     assert say(lane, 1) == b"d"
     lane.begin([*lane.tokens, ord("-")], sampling)  # as a limit of tokens is gone on from
     assert say(lane, 2) == b"e<|im_end|>"
+    lane.begin(prompt, SamplingParams(seed=1))
+    assert say(lane, 8).endswith(b"<|im_end|>")
+    lane.begin([*prompt, ord("a"), ord("!"), CLOSE], sampling)  # the server had stopped it long before
+    assert say(lane, 3) == b"de<|im_end|>"
 
 
 def test_the_next_turn_is_the_next_line(tmp_path: Path) -> None:

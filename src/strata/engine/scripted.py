@@ -21,9 +21,10 @@ Qwen's.
 import itertools
 import os
 import time
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -116,14 +117,26 @@ class Recital:
     Args:
         tokens: the prompt, as far as it is read, and what was said.
         prompt_size: tokens of the prompt.
-        left: items of the line that are still to be said.
-        ended: the end-of-turn token was.
+        line: its items, or what an earlier recital left of them.
+        begins: of each item that has been said, how many tokens there were before it.
+        ended: the end-of-turn token was said.
     """
 
     tokens: list[int]
     prompt_size: int
-    left: deque[Item]
+    line: list[Item]
+    begins: list[int] = field(default_factory=list)
     ended: bool = False
+
+    @property
+    def item(self) -> Item | None:
+        """What comes next; None at the line's end."""
+        said = len(self.begins)
+        return self.line[said] if said < len(self.line) else None
+
+    def pass_on(self) -> None:
+        """The item is being said."""
+        self.begins.append(len(self.tokens))
 
 
 class Script:
@@ -148,11 +161,10 @@ class Script:
         earlier = next((one for one in reversed(self._begun) if self._written(one, prompt)), None)
         if earlier is None:
             line = self.lines[next(self._in_order) if seed is None else seed % len(self.lines)]
-            left = deque(line)
         else:
             self._begun.remove(earlier)
-            left = self._unsaid(earlier.left, self._written(earlier, prompt))
-        recital = Recital(tokens, len(prompt), left)
+            line = self._rest_of(earlier, prompt)
+        recital = Recital(tokens, len(prompt), line)
         self._begun.append(recital)
         return recital
 
@@ -163,15 +175,12 @@ class Script:
         turn, close = self.vocabulary.id_of(b"<|im_start|>"), self.vocabulary.id_of(CLOSE)
         return [] if turn in written or (earlier.ended and close not in written) else written
 
-    def _unsaid(self, left: Iterable[Item], written: list[int]) -> deque[Item]:
-        """What is left of a line after the server has written into its answer."""
-        items = deque(left)
-        if self.vocabulary.id_of(CLOSE) in written and CLOSE in items:
-            while items.popleft() != CLOSE:
-                pass
-        while items and isinstance(items[0], bytes) and not items[0].strip():
-            items.popleft()
-        return items
+    def _rest_of(self, earlier: Recital, prompt: list[int]) -> list[Item]:
+        """What is left of a line where the server went on; what it did not wait for is said again."""
+        line = earlier.line[bisect_left(earlier.begins, common_prefix(earlier.tokens, prompt)) :]
+        if self.vocabulary.id_of(CLOSE) in self._written(earlier, prompt) and CLOSE in line:
+            line = line[line.index(CLOSE) + 1 :]
+        return list(itertools.dropwhile(lambda item: isinstance(item, bytes) and not item.strip(), line))
 
     def new_lane(self) -> "ScriptedLane":
         return ScriptedLane(self)
@@ -184,7 +193,7 @@ class ScriptedLane:
         self.script = script
         self.tokens: list[int] = []  # of the last prompt and answer
         self._prompt: list[int] = []
-        self._recital = Recital(self.tokens, 0, deque())
+        self._recital = Recital(self.tokens, 0, [])
         self._wake: float | None = None  # when the item that sleeps is over
         self._logprobs: int | None = None
         self._mask: TokenMask | None = None
@@ -214,18 +223,17 @@ class ScriptedLane:
         if self._rest:
             byte, self._rest = self._rest[0], self._rest[1:]
             return [self._say(byte)]
-        left = self._recital.left
-        item = left[0] if left and not self._lost else None
+        item = None if self._lost else self._recital.item
         match item:
             case Sleep(seconds) if self._wake is None:
                 self._wake = time.monotonic() + seconds
                 return []
             case Sleep():
-                if (rest_s := self._wake - time.monotonic()) > 0:
-                    time.sleep(min(rest_s, POLL_S))
+                if (left := self._wake - time.monotonic()) > 0:
+                    time.sleep(min(left, POLL_S))
                 else:
                     self._wake = None
-                    left.popleft()
+                    self._recital.pass_on()
                 return []
             case Crash():
                 os.abort()
@@ -233,7 +241,7 @@ class ScriptedLane:
                 self._recital.ended = True
                 token_id = self.script.vocabulary.eos_id
             case piece:
-                left.popleft()
+                self._recital.pass_on()
                 token_id = self.script.vocabulary.id_of(piece)
         return [self._say(token_id)]
 
