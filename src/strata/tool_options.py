@@ -46,6 +46,12 @@ class ToolOptions(BaseModel):
         Flag("PATTERNS", in_file=False),
         Field(description="With --compile or --kernels: what is called so, e.g. 'router*,*Q4_K 1'."),
     ] = "*"
+    changed: Annotated[
+        bool,
+        Scope("doctor"),
+        Flag(in_file=False),
+        Field(description="With --compile: each launch for one card, for all only those that have changed."),
+    ] = False
     rewrite_budgets: Annotated[
         bool,
         Scope("doctor"),

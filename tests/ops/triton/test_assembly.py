@@ -55,23 +55,22 @@ PTX = """
 	mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8.s8.s32 { %r1 }, { %r2 }, { %r3 }, { %r4 };
 	wgmma.mma_async.sync.aligned.m64n64k32.s32.s8.s8 {%r1}, %rd1, %rd2, 0;
 """
-SASS = "/*0100*/ STL [R1], R2 ;\n/*0110*/ LDL R2, [R1] ;\n/*0120*/ LDG.E R3, [R4] ;"
 RESOURCES = "Function kernel:\n  REG:72 STACK:8 SHARED:0 LOCAL:0 CONSTANT[0]:560"
 
 
 def test_nvidia():
-    code = read_ptx(PTX, SASS, RESOURCES, TARGETS["sm_89"], 0, 4)
+    code = read_ptx(PTX, RESOURCES, TARGETS["sm_89"], 0, 4)
     assert (code.registers, code.spills, code.widest_load) == (72, 2, 128)
     assert code.instructions == {"dp4a.s32.s32": 1, "mma.s32.s8.s8.s32": 1, "wgmma.s32.s8.s8": 1}
     assert code.waves == 28  # 65536 / 4 / (72 * 32) = 7.1 warps of a SIMD
-    assert read_ptx(PTX, SASS, "REG:80", TARGETS["sm_89"], 0, 1).waves == 24
+    assert read_ptx(PTX, "REG:80", TARGETS["sm_89"], 0, 1).waves == 24
 
 
 def test_shared_memory_limits_the_warps():
-    assert read_ptx(PTX, SASS, RESOURCES, TARGETS["sm_89"], 49 * 1024, 4).waves == 8
-    assert read_ptx(PTX, SASS, "REG:16", TARGETS["sm_89"], 0, 4).waves == 48
+    assert read_ptx(PTX, RESOURCES, TARGETS["sm_89"], 49 * 1024, 4).waves == 8
+    assert read_ptx(PTX, "REG:16", TARGETS["sm_89"], 0, 4).waves == 48
 
 
 def test_asynchronous_copies_are_loads():
     ptx = "\tcp.async.cg.shared.global [ %r1 + 0 ], [ %rd1 + 0 ], 0x10, %r2;\n"
-    assert read_ptx(ptx, "", "", TARGETS["sm_80"], 0, 4).widest_load == 128
+    assert read_ptx(ptx, "", TARGETS["sm_80"], 0, 4).widest_load == 128

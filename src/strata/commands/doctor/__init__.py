@@ -12,8 +12,10 @@ def run(options: Options) -> None:
     """
     if options.compile + options.kernels + options.measure > 1:
         raise StrataError("--compile, --kernels and --measure: one at a time")
-    if (options.targets or options.rewrite_budgets) and not options.compile:
-        raise StrataError("--targets and --rewrite-budgets go with --compile")
+    if (options.targets or options.changed or options.rewrite_budgets) and not options.compile:
+        raise StrataError("--targets, --changed and --rewrite-budgets go with --compile")
+    if options.targets and options.changed:
+        raise StrataError("--changed chooses the targets: it goes without --targets")
     if options.only != "*" and not (options.compile or options.kernels):
         raise StrataError("--only goes with --compile or --kernels")
     if options.compile:

@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +36,7 @@ def run(options: Options) -> None:
     chosen = launches(options.only)
     if not chosen:
         raise StrataError(f"--only {options.only}: no launch is called so")
-    results, missing = _compile(chosen, targets)
+    results, missing = _compile(chosen, targets, options.changed)
     if options.rewrite_budgets:
         _rewrite(results)
     budgets = read_budgets()
@@ -45,7 +45,7 @@ def run(options: Options) -> None:
     if options.as_json:
         print(json.dumps({"triton": _version(), "not_targeted": missing, "rows": rows}, indent=1))
     else:
-        _show(rows, missing, budgets.triton)
+        _show(rows, missing, budgets)
     if failed:
         raise StrataError(f"{failed} of {len(rows)} kernels failed")
 
@@ -81,28 +81,37 @@ def _chosen_targets(names: str | None) -> "list[Target]":
 
 
 def _compile(
-    chosen: "Sequence[Launch]", targets: "Sequence[Target]"
+    chosen: "Sequence[Launch]", targets: "Sequence[Target]", only_changed: bool
 ) -> "tuple[list[Result], dict[str, str]]":
     """The results in the order of launches and targets, and the targets that this Triton does not have."""
     from strata.ops.triton.catalog import launches
+    from strata.ops.triton.proof.budgets import read_budgets
     from strata.ops.triton.proof.compile_all import compile_all, lowered
+    from strata.ops.triton.proof.targets import own_target
 
     jobs = len(usable_cpus())
     (probe,) = launches("intrinsics")
     # A thread that refreshes would be forked away from its locks.
     with Progress(console=Console(stderr=True), transient=True, auto_refresh=False) as progress:
         task = progress.add_task("asking Triton for its targets", total=None)
-        missing = lowered(targets, probe, jobs)
-        work = [(launch, target) for launch in chosen for target in targets if target.name not in missing]
-        progress.update(task, total=len(work))
+
+        def compiled(work: "list[tuple[Launch, Target]]") -> "Iterator[Result]":
+            progress.update(task, total=(progress.tasks[task].total or 0) + len(work))
+            for result in compile_all(work, jobs, began):
+                progress.advance(task)
+                yield result
 
         def began(launch: str, target: str) -> None:
             progress.update(task, description=f"{launch} for {target}", refresh=True)
 
-        results = []
-        for result in compile_all(work, jobs, began):
-            results.append(result)
-            progress.advance(task)
+        missing = lowered(targets, probe, jobs)
+        work = [(launch, target) for launch in chosen for target in targets if target.name not in missing]
+        first = [pair for pair in work if not only_changed or pair[1] is own_target(pair[0].name)]
+        results = list(compiled(first))
+        if only_changed:
+            named = {result.launch for result in results}
+            changed = read_budgets().changed(results) | ({launch.name for launch in chosen} - named)
+            results += compiled([pair for pair in work if pair not in first and pair[0].name in changed])
     order = {(launch.name, target.name): place for place, (launch, target) in enumerate(work)}
     return sorted(results, key=lambda result: order[result.launch, result.target]), missing
 
@@ -130,7 +139,7 @@ def _rows(result: "Result", budgets: "Budgets") -> list[dict[str, Any]]:
     ]
 
 
-def _show(rows: list[dict[str, Any]], missing: dict[str, str], budgets_of: str) -> None:
+def _show(rows: list[dict[str, Any]], missing: dict[str, str], budgets: "Budgets") -> None:
     table = Table(box=None, pad_edge=False, header_style="bold")
     for heading in ("kernel", "target"):
         table.add_column(heading, no_wrap=True)
@@ -150,5 +159,8 @@ def _show(rows: list[dict[str, Any]], missing: dict[str, str], budgets_of: str) 
     console.print(table)
     for target, reason in missing.items():
         console.print(f"{target}: Triton {_version()} has no such target ({reason})", markup=False)
-    if budgets_of != _version():
-        console.print(f"budgets are those of Triton {budgets_of}; this is {_version()}", markup=False)
+    others = {row["target"]: budgets.triton.get(row["target"]) for row in rows}
+    for target, version in others.items():
+        if version != _version():
+            text = f"were made with Triton {version}" if version else "have not been made"
+            console.print(f"{target}: budgets {text}; this is {_version()}", markup=False)

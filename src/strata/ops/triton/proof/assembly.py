@@ -1,7 +1,7 @@
 """What the text of a compiled kernel says: registers, spills, memory, occupancy, instructions that matter.
 
 AMD's come from the comments and the metadata that LLVM writes beside the instructions (AMDGPU usage, "Code
-Object V5 Metadata"), NVIDIA's from `cuobjdump --dump-resource-usage` and the disassembly.
+Object V5 Metadata"), NVIDIA's from `cuobjdump --dump-resource-usage` and PTX.
 """
 
 import re
@@ -30,8 +30,8 @@ class Assembly:
 
     Attributes:
         registers: vector registers of a thread.
-        spills: vector registers that are kept in memory for want of room; NVIDIA: instructions that reach for
-            them. (AMD's scalar registers spill to lanes of vector registers, which costs no memory access.)
+        spills: vector registers of a thread that are kept in memory for want of room. (AMD's scalar registers
+            spill to lanes of vector registers, which costs no memory access.)
         shared_bytes: LDS or shared memory of a workgroup.
         waves: that fit on a SIMD (NVIDIA: warps on a multiprocessor) by registers and shared memory.
         instructions: by name, how often each stands in the code: products of matrices and dots, and accesses
@@ -87,13 +87,14 @@ def _amd_load_bits(mnemonic: str) -> int:
     return _AMD_WIDTHS.get(kind) or int(re.sub(r"\D", "", kind) or 0)
 
 
-def read_ptx(
-    ptx: str, sass: str, resources: str, target: Target, shared_bytes: int, num_warps: int
-) -> Assembly:
-    """Read Triton's `ptx`, its disassembled `cubin`, and what cuobjdump says about that."""
+def read_ptx(ptx: str, resources: str, target: Target, shared_bytes: int, num_warps: int) -> Assembly:
+    """Read Triton's `ptx`, and what cuobjdump says of its `cubin`."""
     lines = re.findall(r"^\s*(?:@!?%p\d+\s+)?([a-z][\w.:]*)[\s;]", ptx, re.MULTILINE)
     mnemonics = Counter(line.replace("::", ".") for line in lines)
-    registers = max((int(n) for n in re.findall(r"\bREG:(\d+)", resources)), default=0)
+    registers, stack_bytes = (
+        max((int(n) for n in re.findall(rf"\b{what}:(\d+)", resources)), default=0)
+        for what in ("REG", "STACK")
+    )
     instructions: Counter[str] = Counter()
     for name, count in mnemonics.items():
         if name.startswith(_PTX_PRODUCTS) or ".sys" in name or ".volatile" in name:
@@ -102,7 +103,7 @@ def read_ptx(
     loads += [8 * int(num_bytes, 0) for num_bytes in _PTX_ASYNC_LOAD.findall(ptx)]
     return Assembly(
         registers=registers,
-        spills=len(re.findall(r"\b(?:STL|LDL)\b", sass)),
+        spills=stack_bytes // 4,  # a stack is there for nothing else
         shared_bytes=shared_bytes,
         waves=_nvidia_warps(registers, shared_bytes, num_warps, target),
         instructions=dict(instructions),

@@ -1,25 +1,34 @@
 """What each kernel's machine code may cost and must contain, checked in as `budgets.json`.
 
 A kernel that the file does not name may not spill. `strata doctor --compile --rewrite-budgets` writes what it
-finds; a diff of the file then shows what a change has cost.
+finds; a diff of the file then shows what a change has cost. A budget with spills says why they stay.
+
+The file also has a digest of each launch, as it is compiled for its own target (`targets.own_target`). While
+that is the same, so is what the compiler is given for the other targets, and what the file says of them needs
+no proof: `strata doctor --compile --changed` compiles the rest.
 """
 
+import hashlib
+import json
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from strata.ops.triton.proof.assembly import Assembly
 from strata.ops.triton.proof.compile_all import Result
+from strata.ops.triton.proof.targets import OWN_TARGETS, TARGETS, own_target
 
 PATH = Path(__file__).with_name("budgets.json")
 
 
 class Budget(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """Of one kernel on one target: the most spills, and the instructions that must be there."""
+    """Of one kernel on one target: the most spills, why they stay, the instructions that must be there."""
 
     spills: int = 0
+    reason: str = ""
     instructions: tuple[str, ...] = ()
 
     def violations(self, assembly: Assembly) -> list[str]:
@@ -37,11 +46,14 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All budgets.
 
     Attributes:
-        triton: the version that they were made with; others may allocate registers differently.
+        triton: target -> the version with which every launch was compiled for it; others allocate registers
+            differently.
+        code: launch -> digest, see `code_of`.
         kernels: kernel -> comma-separated targets -> budget.
     """
 
-    triton: str
+    triton: dict[str, str]
+    code: dict[str, str]
     kernels: dict[str, dict[str, Budget]]
 
     def of(self, kernel: str, target: str) -> Budget:
@@ -49,8 +61,13 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         by_targets = self.kernels.get(kernel, {})
         return next((budget for names, budget in by_targets.items() if target in names.split(",")), Budget())
 
-    def rewritten(self, results: Iterable[Result], launches: Sequence[str], triton: str) -> "Budgets":
-        """Budgets with what `results` found; those of other targets stay, those of no launch go."""
+    def rewritten(self, results: Sequence[Result], launches: Sequence[str], triton: str) -> "Budgets":
+        """Budgets with what `results` found; those of other targets stay, those of no launch go.
+
+        Args:
+            launches: the names of all that there are.
+            triton: the version that `results` come from.
+        """
         table: dict[str, dict[str, Budget]] = {}
         for kernel, by_targets in self.kernels.items():
             if _launch_of(kernel) in launches:
@@ -62,10 +79,45 @@ class Budgets(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 if _launch_of(kernel) == result.launch:
                     budgets.pop(result.target, None)
             for kernel, assembly in kernels_of(result):
-                budget = Budget(assembly.spills, tuple(sorted(assembly.instructions)))
+                reason = self.of(kernel, result.target).reason if assembly.spills else ""
+                budget = Budget(assembly.spills, reason, tuple(sorted(assembly.instructions)))
                 table.setdefault(kernel, {})[result.target] = budget
         grouped = {kernel: _grouped(table[kernel]) for kernel in sorted(table)}
-        return Budgets(triton, {kernel: budgets for kernel, budgets in grouped.items() if budgets})
+        pairs = {(each.launch, each.target) for each in results}
+        whole = [name for name in TARGETS if all((launch, name) in pairs for launch in launches)]
+        return Budgets(
+            dict(sorted((self.triton | dict.fromkeys(whole, triton)).items())),
+            {name: digest for name, digest in sorted(self._code(results).items()) if name in launches},
+            {kernel: budgets for kernel, budgets in grouped.items() if budgets},
+        )
+
+    def _code(self, results: Sequence[Result]) -> dict[str, str]:
+        """Digests; what has changed gets a new one if it was compiled for all targets, else it has none."""
+        compiled: dict[str, set[str]] = {}
+        for result in results:
+            compiled.setdefault(result.launch, set()).add(result.target)
+        code = dict(self.code)
+        for result in results:
+            name, digest = result.launch, code_of(result)
+            if own_target(name).name == result.target and code.get(name) != digest:
+                code.pop(name, None)
+                if compiled[name].issuperset(OWN_TARGETS):
+                    code[name] = digest
+        return code
+
+    def changed(self, results: Iterable[Result]) -> set[str]:
+        """Of launches that were compiled for their own targets, those that the budgets are not of.
+
+        None as long as there is a target without budgets: then nothing could be told.
+        """
+        if not set(OWN_TARGETS) <= set(self.triton):
+            return set()
+        return {each.launch for each in results if self.code.get(each.launch) != code_of(each)}
+
+
+def code_of(result: Result) -> str:
+    """A digest of all that a launch has compiled."""
+    return hashlib.sha256("".join(kernel.code for kernel in result.kernels).encode()).hexdigest()[:16]
 
 
 def _launch_of(kernel: str) -> str:
@@ -95,5 +147,16 @@ def read_budgets(path: Path = PATH) -> Budgets:
 
 
 def write_budgets(budgets: Budgets, path: Path = PATH) -> None:
-    """Write budgets as a file whose diffs can be read."""
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(budgets), indent=1) + b"\n")
+    """Write budgets as a file whose diffs can be read: a budget has one line."""
+    path.write_text(_text(msgspec.to_builtins(budgets)) + "\n")
+
+
+def _text(value: dict[str, Any], depth: int = 0) -> str:
+    if depth == 3 or not value:
+        return json.dumps(value)
+    indent = " " * (depth + 1)
+    lines = []
+    for name, item in value.items():
+        text = _text(item, depth + 1) if isinstance(item, dict) else json.dumps(item)
+        lines.append(f"{indent}{json.dumps(name)}: {text}")
+    return "{\n" + ",\n".join(lines) + f"\n{indent[1:]}}}"

@@ -1,30 +1,44 @@
 """A driver that Triton takes for a card: kernels are compiled and loaded for it, and launches do nothing."""
 
+import hashlib
+import itertools
 import json
+import re
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from triton import knobs
 from triton.runtime.driver import driver
-from triton.tools.disasm import get_sass
 
 from strata.ops.triton.proof.assembly import Assembly, read_amdgcn, read_ptx
 from strata.ops.triton.proof.targets import Target
 
 _MAX_THREADS = 1024  # of a workgroup
+_LOCATION = re.compile(r"\s*loc\(.*\)$|^#loc.*$", re.MULTILINE)
+_CODE_OPTIONS = ("num_warps", "num_stages", "maxnreg", "enable_fp_fusion")
+# Triton keeps compiled kernels by device number: each launch gets a card of its own.
+_numbers = itertools.count()
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
-    """A kernel that a launch has compiled."""
+    """A kernel that a launch has compiled.
+
+    Attributes:
+        name: of its function.
+        num_warps: of a workgroup.
+        code: digest of Triton's first representation, without line numbers, and of options.
+        assembly: what became of it.
+    """
 
     name: str
     num_warps: int
+    code: str
     assembly: Assembly
 
 
@@ -57,12 +71,13 @@ class FakeDriver:
     def __init__(self, target: Target):
         self.target = target
         self.utils = _Utils(target)
+        self.number = next(_numbers)
 
     def get_current_target(self) -> Any:
         return self.target.triton
 
     def get_current_device(self) -> int:
-        return 0
+        return self.number
 
     def get_current_stream(self, device: int) -> int:
         return 0
@@ -73,14 +88,11 @@ class FakeDriver:
 
 @contextmanager
 def pretend(target: Target) -> Iterator[list[Compiled]]:
-    """Launches inside go to a card that is not there; the list gets each kernel that they compile.
-
-    A process can pretend to be one card only: Triton keeps compiled kernels by device number.
-    """
+    """Launches inside go to a card that is not there; the list gets each kernel that they compile."""
     compiled: list[Compiled] = []
 
     def loaded(module: int, function: int, name: str, files: dict[str, str], hash_: str) -> None:
-        compiled.append(_read(name, {Path(path).suffix: Path(path) for path in files.values()}, target))
+        compiled.append(_read(name, tuple(sorted(files.values())), target))
 
     active = driver._active
     driver.set_active(FakeDriver(target))
@@ -92,22 +104,26 @@ def pretend(target: Target) -> Iterator[list[Compiled]]:
         driver._active = active
 
 
-def _read(name: str, files: dict[str, Path], target: Target) -> Compiled:
-    """Read what Triton's cache holds of a kernel, by the files' suffixes."""
+@cache
+def _read(name: str, paths: tuple[str, ...], target: Target) -> Compiled:
+    """Read what Triton's cache holds of a kernel."""
+    files = {Path(path).suffix: Path(path) for path in paths}
     metadata = json.loads(files[".json"].read_text())
     shared, num_warps = metadata["shared"], metadata["num_warps"]
+    code = _digest(files[".ttir"].read_text(), metadata)
     if target.is_radeon:
-        return Compiled(name, num_warps, read_amdgcn(files[".amdgcn"].read_text(), target, shared, num_warps))
-    cubin = files[".cubin"].read_bytes()
-    ptx = files[".ptx"].read_text()
-    return Compiled(
-        name, num_warps, read_ptx(ptx, get_sass(cubin), _resources(cubin), target, shared, num_warps)
-    )
+        assembly = read_amdgcn(files[".amdgcn"].read_text(), target, shared, num_warps)
+    else:
+        ptx = files[".ptx"].read_text()
+        assembly = read_ptx(ptx, _resources(files[".cubin"]), target, shared, num_warps)
+    return Compiled(name, num_warps, code, assembly)
 
 
-def _resources(cubin: bytes) -> str:
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", file.name]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+def _digest(ttir: str, metadata: dict[str, Any]) -> str:
+    options = [metadata.get(name) for name in _CODE_OPTIONS]
+    return hashlib.sha256(f"{_LOCATION.sub('', ttir)}{options}".encode()).hexdigest()[:16]
+
+
+def _resources(cubin: Path) -> str:
+    command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(cubin)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
