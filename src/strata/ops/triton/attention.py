@@ -18,14 +18,15 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.capability import has_few_registers, warps
 from strata.ops.triton.kv import KVShape, PagedKV, cell_of, load_cells, load_part
 
 MIN_SPLIT = 64  # keys
 MAX_SPLITS = 64  # from 4096 keys on splits grow instead
-TILE = 32  # keys
+TILE, SMALL_TILE = 32, 16  # keys, the latter where registers are few
 AHEAD = 8  # splits that are loaded at a time to be merged
 PROMPT_ROWS = 16  # of a prompt's tile, query heads of a key-value head counted
-NUM_WARPS = 8  # with fewer, heads of 256 values take more registers than there are
+THREADS = 256  # with fewer, heads of 256 values take more registers than there are
 _LOG2_E = 1.4426950408889634
 _NOTHING = tl.constexpr(float("-inf"))
 
@@ -297,7 +298,8 @@ def plan_attention(
         keys = min(keys, window)
     doublings = max(0, triton.cdiv(keys, min_split * max_splits) - 1).bit_length()
     splits = min(max_splits, triton.cdiv(keys, min_split)) + (window > 0)
-    return Plan(kv.shape, heads, window, block, budget, min_split, doublings, max_splits, splits, TILE)
+    tile = SMALL_TILE if has_few_registers() else TILE
+    return Plan(kv.shape, heads, window, block, budget, min_split, doublings, max_splits, splits, tile)
 
 
 def attend_window(
@@ -338,7 +340,7 @@ def attend_window(
         kv,
         PLAN=plan,
         MEMBERS=members,
-        num_warps=NUM_WARPS,
+        num_warps=warps(THREADS),
         num_stages=1,
         enable_fp_fusion=False,
     )
@@ -390,7 +392,7 @@ def attend_prompt(
         PLAN=plan,
         TOKENS=tokens,
         MEMBERS=members,
-        num_warps=NUM_WARPS,
+        num_warps=warps(THREADS),
         num_stages=1,
         enable_fp_fusion=False,
     )

@@ -11,10 +11,11 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.arithmetic import pairwise_sum
+from strata.ops.triton.capability import has_few_registers
 from strata.ops.triton.kv import PagedKV
 
 SEGMENT = 4096  # blocks whose best are chosen at once
-_TILE = 64  # blocks that are scored at once
+_TILE, _SMALL_TILE = 64, 16  # blocks that are scored at once, the latter where registers are few
 _ROWS = 4  # rows of a tile, times index heads
 
 
@@ -209,7 +210,8 @@ def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Te
     budget, page_blocks, lane_pages = blocks.shape[1], block_keys.shape[1], kv.shape.lane_pages
     block, max_blocks = kv.shape.page // page_blocks, lane_pages * page_blocks
     segments = triton.cdiv(max_blocks, SEGMENT)
-    _score_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(max_blocks, _TILE))](
+    tile = _SMALL_TILE if has_few_registers() else _TILE
+    _score_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(max_blocks, tile))](
         q,
         rows,
         num_rows,
@@ -223,7 +225,7 @@ def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Te
         PAGE_BLOCKS=page_blocks,
         LANE_PAGES=lane_pages,
         ROWS=_ROWS,
-        TILE=_TILE,
+        TILE=tile,
         num_warps=4,
         num_stages=1,
         enable_fp_fusion=False,

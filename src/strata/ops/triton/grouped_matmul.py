@@ -13,6 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.formats.quants.planes import QUANT_PLANES
+from strata.ops.triton.capability import warps
 from strata.ops.triton.decode import (
     float_scales,
     grid_subs,
@@ -30,7 +32,8 @@ _ROWS = tl.constexpr(TILE_ROWS)
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
 BLOCKS = (16, 32, 64)  # rows of activations in a program
 _OUTPUTS = 64
-_TILES = {16: (64, 4), 32: (64, 4), 64: (128, 4)}  # outputs and warps of a program with unpacked weights
+# Outputs and threads with unpacked weights. Half as many threads for the last would spill on every card.
+_TILES = {16: (64, 128), 32: (64, 128), 64: (128, 256)}
 _UNPACK_STEPS = 4
 _UNPACK_FROM = 16  # rows of a matrix; fewer are multiplied with planes as soon as with bytes
 
@@ -306,10 +309,12 @@ def grouped_matmul(
                 addresses, at, grid, rows.bounds, first, room, num_out, FORMAT=format, K=num_in,
                 STEPS=_UNPACK_STEPS, num_warps=1, enable_fp_fusion=False,
             )  # fmt: skip
-        outputs, warps = _TILES[rows.block] if room is not None else (_OUTPUTS, 8)
+        outputs, threads = _TILES[rows.block] if room is not None else (_OUTPUTS, 256)
+        if QUANT_PLANES[format].minimum != "none":  # whose sums are in registers too
+            outputs = min(outputs, _OUTPUTS)
         _grouped_kernel[(rows.matrix.numel(), triton.cdiv(num_out, outputs))](
             addresses, at, grid, room, first, number, codes, scales, rows.order, rows.matrix, rows.begin,
             rows.end, out, out.shape[1], column, num_out, slots,
             FORMAT=format, K=num_in, ROWS=rows.block, OUTPUTS=outputs,
-            num_warps=warps, num_stages=2, enable_fp_fusion=False,
+            num_warps=warps(threads), num_stages=2, enable_fp_fusion=False,
         )  # fmt: skip

@@ -233,6 +233,11 @@ def _launch_prompt(shape: ExpertShape, rows: int, slots: int, unpack: bool = Fal
     return compute_prompt_experts(shape, addresses, *quantized, ids, host_entry, unpacked=unpacked)
 
 
+def _unpacked_launch(shape: ExpertShape) -> Launch:
+    name = f"prompt experts unpacked {shape.gate} {shape.down} {shape.width}x{shape.ff}"
+    return Launch(name, lambda: _launch_prompt(shape, 8192, 10, unpack=True))
+
+
 LAUNCHES = [
     *(_matmul_launch(format, 2560, 1) for format in QUANT_PLANES),
     *(_matmul_launch(format, 32768, rows) for format in QUANT_PLANES for rows in (1, 2)),
@@ -245,8 +250,6 @@ LAUNCHES = [
         "prompt experts IQ3_XXS Q2_0 2560x640",
         lambda: _launch_prompt(ExpertShape(2560, 640, "IQ3_XXS", "IQ3_XXS", "Q2_0"), 512, 10),
     ),
-    Launch(
-        "prompt experts, unpacked, IQ3_XXS Q2_0 2560x640",
-        lambda: _launch_prompt(ExpertShape(2560, 640, "IQ3_XXS", "IQ3_XXS", "Q2_0"), 8192, 10, unpack=True),
-    ),
+    _unpacked_launch(ExpertShape(2560, 640, "IQ3_XXS", "IQ3_XXS", "Q2_0")),
+    _unpacked_launch(ExpertShape(2048, 512, "Q4_K", "Q4_K", "Q6_K")),
 ]

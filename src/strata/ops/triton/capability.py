@@ -1,0 +1,27 @@
+"""How the cards differ, as far as launches depend on it."""
+
+from triton.runtime.driver import driver
+
+from strata.ops.triton.arithmetic import has_matrix_units
+from strata.ops.triton.intrinsics import INTERPRETED
+
+# Registers of a SIMD: 1024, where others of RDNA3 and RDNA4 have 1536 (LLVM's Feature1_5xVGPRs).
+_FEW_REGISTERS = ("gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153")
+
+
+def warps(threads: int) -> int:
+    """Warps of a workgroup of `threads`, a multiple of 64.
+
+    A Radeon before RDNA has 64 threads in a warp. What others keep in the registers of eight warps, it keeps
+    in those of four; with eight, each thread would have half of its registers, and spill.
+    """
+    if INTERPRETED:
+        return threads // 32
+    return threads // driver.active.get_current_target().warp_size
+
+
+def has_few_registers() -> bool:
+    """Whether tiles must be smaller: registers are few, or also hold what others give to matrix units."""
+    if INTERPRETED:
+        return False
+    return not has_matrix_units() or driver.active.get_current_target().arch in _FEW_REGISTERS
