@@ -1,0 +1,188 @@
+"""While experts stream and are exchanged, an address must lead to the expert's own bytes, in every layer."""
+
+from collections.abc import Callable
+from itertools import pairwise
+from random import Random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("triton")
+
+from strata.card import runner as runner_module
+from strata.card.cache import ExpertCache
+from strata.card.prompts import IN_PLACE_ROWS, PART_ROWS, PromptReader, _runs
+from strata.card.runner import CardRunner
+from strata.card.store import ExpertStore
+from tests.card.fakes import StreamCard, read
+
+EXPERTS = 6
+RECORDS = [512, 768, 512, 768, 256]  # bytes, by layers with experts
+BLOCKS = [None, 0, 1, 2, None, 3, 4]  # the layer with experts that a block is
+TOTAL = EXPERTS * sum(RECORDS)
+
+
+def new_cache(card: StreamCard, budget: int) -> ExpertCache:
+    store = ExpertStore(card, RECORDS, EXPERTS)
+    rng = np.random.default_rng(0)
+    for layer in range(len(RECORDS)):
+        store.records(layer)[:] = rng.integers(0, 200, store.records(layer).shape)
+        store.fill(layer)
+    store.wait()
+    cache = ExpertCache(card, store)
+    cache.allocate(budget, slack=1)
+    cache.fill(range(len(RECORDS) * EXPERTS))
+    return cache
+
+
+class BytesModel:
+    """Blocks that look at the bytes of all their experts, when the card comes to it."""
+
+    def __init__(self, cache: ExpertCache):
+        card = cache.card
+        self.weights = SimpleNamespace(card=card, store=cache.store)
+        self.model = SimpleNamespace(config=SimpleNamespace(vocab_size=8, embedding_length=2), ple=None)
+        self.host, self.lanes, self.context = None, 2, 10_000
+        self.addresses, self.num_layers = cache.table.tensor, len(BLOCKS)
+        self.counts = torch.zeros(self.addresses.shape, dtype=torch.int32)
+        self.calls: list[tuple[int, int, int, list[int]]] = []  # layer, first position, rows, accepted
+        self._card, self._store = card, cache.store
+
+    def experts_of(self, layer: int) -> int | None:
+        return BLOCKS[layer]
+
+    def rows(self, lane, position, accepted, commit, addresses=None) -> SimpleNamespace:
+        addresses = self.addresses if addresses is None else addresses
+        return SimpleNamespace(position=position, accepted=accepted, addresses=addresses)
+
+    def embed(self, inputs) -> SimpleNamespace:
+        return SimpleNamespace(last=lambda: None)
+
+    def block(self, layer: int, stream, inputs, rows) -> SimpleNamespace:
+        assert len(inputs.embedding) == len(rows.position)
+        self.calls.append((layer, int(rows.position[0]), len(rows.position), rows.accepted.tolist()))
+        if (key := BLOCKS[layer]) is not None:
+            self._card.launch(lambda: self.look(key, rows.addresses))
+        return stream
+
+    def look(self, key: int, addresses: torch.Tensor) -> None:
+        for expert, want in enumerate(self._store.records(key)):
+            found = read(int(addresses[key, expert]), len(want))
+            assert np.array_equal(found, want), f"expert {expert} of layer {key} was read, and others' bytes"
+
+    def logits(self, stream) -> torch.Tensor:
+        return torch.zeros(1, 8)
+
+    def state_of(self, layer: int, lane: int) -> list[torch.Tensor]:
+        return [torch.tensor([len(self.calls)])]
+
+
+def read_prompt(reader: PromptReader, rows: int, first: int = 0, keep: int | None = None):
+    return reader.read(0, first, torch.zeros(rows, 2), None, torch.tensor([3, 0]), keep)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 999),
+    eagerness=st.sampled_from([0.0, 0.3, 1.0]),
+    budget=st.integers(0, TOTAL),
+    ring=st.integers(0, 2 * EXPERTS * 768 + 600),
+    rows=st.sampled_from([20, IN_PLACE_ROWS, IN_PLACE_ROWS + 1, PART_ROWS + 5]),
+)
+def test_every_layer_finds_its_experts(seed: int, eagerness: float, budget: int, ring: int, rows: int):
+    card = StreamCard(Random(seed), eagerness)
+    cache = new_cache(card, budget)
+    reader = PromptReader(BytesModel(cache), cache, ring)
+    assert reader.ring_bytes <= ring
+    for _ in range(2):
+        read_prompt(reader, rows)
+        card.wait()
+
+
+def test_pending_rows_stand_once_and_a_state_is_kept_where_it_is_asked_for():
+    card = StreamCard(Random(0), 0.5)
+    cache = new_cache(card, TOTAL // 2)
+    model = BytesModel(cache)
+    rows, first, keep = PART_ROWS + 900, 300, 2048
+    _, saved = read_prompt(PromptReader(model, cache, 4096), rows, first, keep)
+    cuts = [300, 2048, 300 + PART_ROWS, 300 + rows]
+    for layer in range(len(BLOCKS)):
+        of_layer = [call[1:] for call in model.calls if call[0] == layer]
+        accepted = [[3, 0], [0, 0], [0, 0]]
+        assert of_layer == [(a, b - a, taken) for (a, b), taken in zip(pairwise(cuts), accepted, strict=True)]
+    # The first part of a layer ends at `keep`; the state is the one after it and before the second part.
+    assert [int(tensors[0]) for tensors in saved] == [1 + 3 * layer for layer in range(len(BLOCKS))]
+
+
+@pytest.mark.parametrize("keep, parts", [(900, 1), (512, 2), (None, 1)])
+def test_a_state_may_be_kept_at_the_chunks_end(keep: int | None, parts: int):
+    card = StreamCard(Random(0), 0.5)
+    cache = new_cache(card, 0)
+    model = BytesModel(cache)
+    _, saved = read_prompt(PromptReader(model, cache, 0), 900, 0, keep)
+    assert len(model.calls) == parts * len(BLOCKS)
+    assert saved is None if keep is None else len(saved) == len(BLOCKS)
+
+
+def test_runs_of_numbers():
+    assert [run.tolist() for run in _runs(np.array([1, 2, 3, 5, 8, 9]))] == [[1, 2, 3], [5], [8, 9]]
+    assert _runs(np.array([], int)) == []
+
+
+class LookingWindow:
+    """A window that looks at the bytes of all experts."""
+
+    def __init__(self, model: BytesModel, sampler: object, size: int):
+        self._model = model
+        self.counts, self.logits = torch.zeros(model.counts.shape, dtype=torch.int32), torch.zeros(size, 8)
+
+    def run(self, rows: list, accepted: list[int]) -> None:
+        for key in range(len(RECORDS)):
+            self._model._card.launch(lambda key=key: self._model.look(key, self._model.addresses))
+
+    def wait(self) -> list[int]:
+        self._model._card.wait()
+        self.counts.copy_(torch.poisson(torch.full(self.counts.shape, 0.5)))
+        return [0] * len(self.logits)
+
+
+def new_runner(card: StreamCard, cache: ExpertCache, patch: pytest.MonkeyPatch, **options) -> CardRunner:
+    sampler = SimpleNamespace(commit=lambda accepted: None, choose=lambda *_: card.wait())
+    patch.setattr(runner_module, "Window", LookingWindow)
+    patch.setattr(runner_module, "CardSampler", lambda *_: sampler)
+    return CardRunner(BytesModel(cache), cache, 3000, 1e9, **options)
+
+
+def ask_prompt(runner: CardRunner, rows: int) -> None:
+    runner.prompt(0, 0, [0] * rows, torch.zeros(rows, 2), None, None, None)
+
+
+@settings(max_examples=25)
+@given(
+    seed=st.integers(0, 999),
+    eagerness=st.sampled_from([0.0, 0.5, 0.9]),
+    budget=st.integers(0, TOTAL),
+    steps=st.lists(st.sampled_from(["window", "prompt", "long prompt"]), max_size=15),
+)
+def test_exchanges_disturb_no_step(seed: int, eagerness: float, budget: int, steps: list[str]):
+    torch.manual_seed(seed)
+    card = StreamCard(Random(seed), eagerness)
+    cache = new_cache(card, budget)
+    told = []
+    with pytest.MonkeyPatch.context() as patch:
+        runner = new_runner(card, cache, patch, learn=lambda counts, tokens: told.append(tokens))
+        lane = SimpleNamespace(lane=1)
+        do: dict[str, Callable[[], object]] = {
+            "window": lambda: runner.window([lane]),
+            "prompt": lambda: ask_prompt(runner, 100),
+            "long prompt": lambda: ask_prompt(runner, 600),
+        }
+        for step in steps:
+            runner.model.counts.copy_(torch.poisson(torch.full(runner.model.counts.shape, 0.5)))
+            do[step]()
+    tokens = {"window": 1, "prompt": 100, "long prompt": 600}
+    assert told == [tokens[step] for step in steps[:-1]]  # the last is learned from beside the next
