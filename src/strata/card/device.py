@@ -1,18 +1,41 @@
 """One card: the object that every tensor, stream and event of a model belongs to, never the process."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from strata.errors import EngineError
+from strata.errors import EngineError, StrataError
 
 _PORTABLE_MAPPED = 3  # cudaHostRegisterPortable | cudaHostRegisterMapped; HIP has the same numbers
 
 
 class CardError(EngineError):
     """The card or its driver refused something; says what and what to do."""
+
+
+@contextmanager
+def whole_step() -> Iterator[None]:
+    """Raise CardError for whatever breaks a step off: then layers and lanes are not at one point any more."""
+    try:
+        yield
+    except StrataError:
+        raise
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory() from error
+    except Exception as error:
+        what = str(error).partition("\n")[0] or type(error).__name__
+        raise CardError(f"the card failed in the middle of a step: {what}") from error
+
+
+def out_of_memory() -> CardError:
+    """What to say when the card has no memory left besides the slots."""
+    return CardError(
+        "the card has no memory left; close other programs that use it, keep more free with "
+        "--vram-reserve-mib, or ask for less with --context or --lanes"
+    )
 
 
 class Ticket(Protocol):
@@ -53,12 +76,15 @@ class Card:
         Raises:
             CardError: the system pins no more memory.
         """
-        error = int(torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, _PORTABLE_MAPPED))
+        with torch.cuda.device(self.device):  # a thread begins with the first card
+            error = int(
+                torch.cuda.cudart().cudaHostRegister(memory.ctypes.data, memory.nbytes, _PORTABLE_MAPPED)
+            )
         if error:
             raise CardError(
                 f"the driver cannot pin {memory.nbytes / 2**20:.0f} MiB of memory for the card "
-                f"(error {error}); raise the limit (`ulimit -l`, or the container's memlock), or take a "
-                f"smaller model"
+                f"(error {error}); raise the limit (`ulimit -l`, or the container's memlock), take a "
+                f"smaller model, or compute on the processor (--card none)"
             )
 
     def unregister(self, memory: np.ndarray) -> None:

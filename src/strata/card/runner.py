@@ -2,11 +2,13 @@
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 import numpy as np
 import torch
 
 from strata.card.cache import ExpertCache
+from strata.card.device import whole_step
 from strata.card.host_experts import HostExperts
 from strata.card.model import CardModel
 from strata.card.prompts import PromptReader, Saved
@@ -56,6 +58,7 @@ class CardRunner:
         self._counts: tuple[np.ndarray, int] | None = None  # of the last step, not yet learned from
         self._logits: torch.Tensor
 
+    @whole_step()
     def window(self, rows: Sequence[Row]) -> list[int]:
         """Compute rows of any lanes, at most `WINDOW_ROWS`; returns the token that follows each.
 
@@ -83,6 +86,7 @@ class CardRunner:
         """Float32 `[vocab]` of a row of the last step; a prompt has only its last."""
         return self._logits[index].cpu().numpy()
 
+    @whole_step()
     def prompt(
         self,
         lane: int,
@@ -101,6 +105,9 @@ class CardRunner:
             embedding, ngrams: of the tokens, as of `PromptReader.read`.
             mask: as of `Row`, of what follows the last token.
             keep: see `PromptReader.read`.
+
+        Raises:
+            CardError: the engine cannot go on.
         """
         self._adapt()
         self.cache.refresh()
@@ -140,7 +147,8 @@ class CardRunner:
 
     def close(self) -> None:
         """Drain the card and let host memory go; nothing may be computed any more."""
-        self.model.weights.card.synchronize()
+        with suppress(RuntimeError):  # a card that has failed has nothing to drain
+            self.model.weights.card.synchronize()
         if self.model.host is not None:
             self.model.host.close()
         self.model.weights.store.close()
