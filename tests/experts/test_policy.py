@@ -58,6 +58,12 @@ def test_a_much_used_expert_replaces_the_least_used():
     assert residency.held.tolist() == [False, True, False, True]
 
 
+def test_a_small_class_keeps_few_slots_free():
+    sizes = np.repeat([256, 512], [100, 20])
+    residency = Residency(sizes, {256: 64, 512: 8}, slack=64)
+    assert [residency.room(size) for size in residency.classes] == [48, 6]
+
+
 def test_frequency_survives_eviction_and_fades():
     policy = Policy(2)
     policy.observe(np.array([64, 0]))

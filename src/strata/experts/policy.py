@@ -7,6 +7,7 @@ what has happened.
 """
 
 import zipfile
+import zlib
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -23,6 +24,9 @@ MARGIN = (
 )
 SLOT_ALIGNMENT = 256  # bytes
 VERSION = 1  # of the file with the learned order
+_SLACK_SHARE = 4  # of a class's slots, one in so many at most is kept free
+# What NumPy and zipfile make of single bytes that were changed.
+_DAMAGED = (ValueError, KeyError, TypeError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error)
 
 
 class LearnedError(StrataError):
@@ -49,13 +53,14 @@ class Residency:
 
     Windows are numbered as they are launched and read the table as it was at their launch. A slot that its
     expert has left is written again only when all windows launched before that are finished. So a class has
-    `slack` slots more than experts held: as many as copies can be under way.
+    more slots than experts held: as many as copies can be under way.
 
     Args:
         expert_bytes: int64 `[layers * experts]`; experts of equal size (aligned up) form a class, in which
             anybody's slot can be anybody's.
         slots: how many of each size; see `slot_classes`.
-        slack: of each class's slots; none is needed where all its experts have one.
+        slack: slots of each class that are kept free, or a quarter of them, at least one, where that is
+            less; none is needed where all its experts have one.
     """
 
     def __init__(self, expert_bytes: np.ndarray, slots: dict[int, int], slack: int):
@@ -69,7 +74,8 @@ class Residency:
         self._room = {}  # size -> experts that may be held
         for size, count in slots.items():
             experts = int((self.size == size).sum())
-            self._room[size] = experts if count >= experts else max(0, count - slack)
+            spare = min(slack, max(1, count // _SLACK_SHARE))
+            self._room[size] = experts if count >= experts else max(0, count - spare)
 
     @property
     def classes(self) -> list[int]:
@@ -237,7 +243,7 @@ def load_frequency(path: Path, num_experts: int, model: str) -> np.ndarray:
             version, of_model, frequency = int(file["version"]), str(file["model"]), file["frequency"]
     except OSError as error:
         raise LearnedError(f"{path}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+    except _DAMAGED as error:
         raise LearnedError(f"{path}: holds no learned order of experts: {error}") from error
     if version != VERSION or of_model != model:
         raise LearnedError(
