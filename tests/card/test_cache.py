@@ -49,6 +49,8 @@ def test_a_driver_that_refuses_is_heard():
     store.fill(0)
     with pytest.raises(CardError, match="no more"):
         store.wait()
+    with pytest.raises(CardError, match="no more"):
+        store.fill(1)  # the rest need not be read for nothing
     store.close()
 
 

@@ -67,22 +67,28 @@ def find_card(hardware: Hardware, index: int | None = None) -> tuple[int, descri
         return None
     count = torch.cuda.device_count()
     numbers = range(count) if index is None else [index] if index < count else []
-    free = {number: torch.cuda.mem_get_info(number)[0] for number in numbers}
-    if not free:
+    cards = {number: _described(hardware, number) for number in numbers}
+    if not cards:
         return None
-    number = max(free, key=lambda n: free[n])
+    number = max(cards, key=lambda n: cards[n].free_bytes)
+    return number, cards[number]
+
+
+def _described(hardware: Hardware, number: int) -> description.Card:
+    """What the driver says of the card that PyTorch gives a number, or else PyTorch."""
     properties = torch.cuda.get_device_properties(number)
     place = f"{properties.pci_domain_id:04x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
     known = next((card for card in hardware.cards if card.pci_address == place), None)
-    if known is None:  # a container may hide what the driver would say
-        arch = getattr(properties, "gcnArchName", "").partition(":")[0]
-        known = description.Card(
-            name=properties.name,
-            arch=arch or f"sm_{properties.major}{properties.minor}",
-            vram_bytes=properties.total_memory,
-            free_bytes=free[number],
-        )
-    return number, known
+    if known is not None:
+        return known
+    # A container may hide what the driver would say. To ask PyTorch takes some of the card's memory.
+    arch = getattr(properties, "gcnArchName", "").partition(":")[0]
+    return description.Card(
+        name=properties.name,
+        arch=arch or f"sm_{properties.major}{properties.minor}",
+        vram_bytes=properties.total_memory,
+        free_bytes=torch.cuda.mem_get_info(number)[0],
+    )
 
 
 def load_on_card(

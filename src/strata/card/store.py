@@ -54,7 +54,14 @@ class ExpertStore:
         return self._records[layer]
 
     def fill(self, layer: int) -> None:
-        """The records of a layer are written: hand them to the card, without waiting."""
+        """The records of a layer are written: hand them to the card, without waiting.
+
+        Raises:
+            CardError: an earlier layer was refused, which need not wait until all are read.
+        """
+        for future in self._registered.values():
+            if future.done():
+                future.result()
         self._registered[layer] = self._registrar.submit(self._card.register, self._layers[layer])
 
     def wait(self) -> None:
