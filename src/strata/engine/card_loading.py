@@ -53,15 +53,33 @@ def load_on_card(
     if config.card == "none" or config.reference or not torch.cuda.is_available():
         return None
     # Triton and what is built on it take a second to import, which engines without a card save.
-    from strata.card.loading import DoesNotFitError
-
+    try:
+        from strata.card.device import out_of_memory
+        from strata.card.loading import DoesNotFitError
+    except ImportError as error:
+        return _without(_missing(error), asked)
     try:
         return _load(checkpoint, config, threads, report, say)
     except (UnsupportedModelError, DoesNotFitError) as error:
-        if asked:
-            raise
-        print(f"the processor computes: {error}", file=sys.stderr, flush=True)
-        return None
+        return _without(error, asked)
+    except torch.OutOfMemoryError as error:
+        raise out_of_memory() from error
+
+
+def _without(error: StrataError, asked: bool) -> None:
+    """Say why the processor computes; raise where a card was asked for."""
+    if asked:
+        raise error
+    print(f"the processor computes: {error}", file=sys.stderr, flush=True)
+
+
+def _missing(error: ImportError) -> StrataError:
+    """What to install for a card."""
+    if (error.name or "").partition(".")[0] == "triton":
+        return StrataError("kernels for cards need Triton: `pip install triton` (Windows: `triton-windows`)")
+    return StrataError(
+        f"a part that cards need is missing, as where Strata was built without a C++ compiler: {error}"
+    )
 
 
 def _load(
@@ -101,8 +119,8 @@ def _load(
         memory.append(MemoryPart("experts", "RAM", loaded.host_bytes))
 
     def close() -> None:
+        learned.write(runner.cache.policy.frequency)  # first: to let much memory go takes seconds
         runner.close()
-        learned.write(runner.cache.policy.frequency)
 
     return LoadedEngine(
         lanes=list(card_lanes(runner, config.checkpoint_bytes, loaded.plan.prefill_chunk)),
@@ -146,12 +164,13 @@ class _Learned:
         self._model = f"{checkpoint.path.name} {size}"
         name = hashlib.sha256(self._model.encode()).hexdigest()[:16]
         base = os.environ.get("LOCALAPPDATA") if os.name == "nt" else os.environ.get("XDG_CACHE_HOME")
-        self._path = Path(base or Path.home() / ".cache") / "strata" / "experts" / f"{name}.npz"
+        folder = Path(base or os.path.expanduser("~/.cache"))
+        self._path = folder / "strata" / "experts" / f"{name}.npz"
         self._checkpoint = checkpoint
 
     def read(self) -> np.ndarray | None:
         """float32 `[layers * experts]`; None where nothing was learned yet."""
-        if not self._path.exists():
+        if not os.path.exists(self._path):  # which takes a folder that cannot be read for empty
             return None
         try:
             return load_frequency(self._path, self._experts(), self._model)
