@@ -197,8 +197,9 @@ def bench_small(bench: Bench) -> None:
         return lambda: add_rms_norm(x, y, weight, 1e-6, quantized)
 
     def make_route(rows: int):
-        logits, lane, counts = random(rows, experts + 1), integers(*[0] * rows), integers(*[0] * experts)
-        return lambda: route(logits, 10, True, lane, counts)
+        logits, lane, counts = random(rows, experts), integers(*[0] * rows), integers(*[0] * experts)
+        gate = random(rows, width), random(1, width)
+        return lambda: route(logits, 10, True, lane, counts, shared_gate=gate)
 
     for rows in (1, 16, 4096):
         bench.add("add_rms_norm 2560, quantise", rows, lambda rows=rows: make_norm(rows), 17 * rows * width)

@@ -58,10 +58,11 @@ class CardExperts:
         self._is_quantized = self._shape.gate in QUANT_PLANES
         self.forced: torch.Tensor | None = None
         self._windows: dict[int, tuple[ExpertBuffers | None, HostShare]] = {}  # by their rows
-        self._shared = None
+        self._shared = self._shared_gate = None
         if layer.shared is not None:
             self._shared = CardFeedForward(layer.shared.feed_forward, memory)
-        self._router = weights.stack_floats(_gates(layer))
+            self._shared_gate = weights.stack_floats([layer.shared.ffn_gate_inp_shexp])
+        self._router = weights.stack_floats([layer.ffn_gate_inp])
         self._workspace.reserve(*workspace_size(*self._router.shape))
         self._nothing = torch.zeros(1, self._shape.width, device=memory.device)
 
@@ -73,8 +74,9 @@ class CardExperts:
     def __call__(self, x: Activations, rows: Rows) -> torch.Tensor:
         """Activations of a block's input -> float32 `[rows, width]`."""
         logits = float_matmul(x.x, self._router, self._workspace)
+        gate = None if self._shared_gate is None else (x.x, self._shared_gate)
         ids, shares, shared_share = route(
-            logits, self._used, self._normalize, rows.lane, self._counts, rows.position, self.forced
+            logits, self._used, self._normalize, rows.lane, self._counts, rows.position, self.forced, gate
         )
         addresses = rows.addresses[self.key]
         if len(rows) > WINDOW_ROWS:

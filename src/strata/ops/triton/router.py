@@ -6,12 +6,25 @@ import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid
 
+_COLUMNS = tl.constexpr(512)  # of the shared expert's gate that are multiplied at once
+
 
 @triton.jit
-def _route(logits, lane, position, forced, num_forced, ids, weights, shared, counts, logits_stride,
-           EXPERTS: tl.constexpr, USED: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
-           NORMALIZE: tl.constexpr, SHARED: tl.constexpr):  # fmt: skip
-    """A program is a row."""
+def _gate_of(x, gate, WIDTH: tl.constexpr):
+    """The sigmoid of the product of a row with a vector."""
+    total = tl.zeros([_COLUMNS], tl.float32)
+    for start in tl.static_range(0, WIDTH, _COLUMNS):
+        column = start + tl.arange(0, _COLUMNS)
+        w = tl.load(gate + column, column < WIDTH, other=0.0).to(tl.float32)
+        total += tl.load(x + column, column < WIDTH, other=0.0) * w
+    return sigmoid(tl.sum(total, 0))
+
+
+@triton.jit
+def _route(logits, lane, position, forced, num_forced, ids, weights, shared, counts, x, gate, logits_stride,
+           x_stride, EXPERTS: tl.constexpr, USED: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
+           NORMALIZE: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
+    """A program is a row; with WIDTH there is a shared expert."""
     row = tl.program_id(0)
     logits += row * logits_stride
     expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
@@ -20,19 +33,19 @@ def _route(logits, lane, position, forced, num_forced, ids, weights, shared, cou
         tl.store(ids + row * USED + slot, -1, is_slot)
         return
     logit = tl.load(logits + expert, expert < EXPERTS, other=float("-inf"))
+    if WIDTH:
+        tl.store(shared + row, _gate_of(x + row * x_stride, gate, WIDTH))
     share = tl.exp(logit - tl.max(logit, 0))
     share = share / tl.sum(share, 0)
     share = tl.where(share == share, share, 0.0)  # NaNs choose the first experts, not memory anywhere
     chosen, shares = tl.zeros([SLOTS], tl.int32), tl.zeros([SLOTS], tl.float32)
     if forced is None:
-        # One maximum finds the largest share and the lowest expert of those that have it: shares are
-        # positive, so their bits are ordered as they are.
-        key = (share.to(tl.int32, bitcast=True).to(tl.int64) << 32) | (BLOCK - 1 - expert)
+        key = share.to(tl.int32, bitcast=True)  # shares are positive, so their bits are ordered as they are
         for index in range(USED):
             best = tl.max(key, 0)
-            found = BLOCK - 1 - (best & (BLOCK - 1)).to(tl.int32)
+            found = tl.min(tl.where(key == best, expert, BLOCK), 0)
             chosen = tl.where(slot == index, found, chosen)
-            shares = tl.where(slot == index, (best >> 32).to(tl.int32).to(tl.float32, bitcast=True), shares)
+            shares = tl.where(slot == index, best.to(tl.float32, bitcast=True), shares)
             key = tl.where(expert == found, -1, key)
     else:
         forced += (tl.load(position + row) % num_forced).to(tl.int64) * USED
@@ -44,8 +57,6 @@ def _route(logits, lane, position, forced, num_forced, ids, weights, shared, cou
         shares = shares / tl.sum(shares, 0)
     tl.store(ids + row * USED + slot, chosen, is_slot)
     tl.store(weights + row * USED + slot, shares, is_slot)
-    if SHARED:
-        tl.store(shared + row, sigmoid(tl.load(logits + EXPERTS)))
     tl.atomic_add(counts + chosen, 1, is_slot, sem="relaxed")
 
 
@@ -57,12 +68,12 @@ def route(
     counts: torch.Tensor,
     position: torch.Tensor | None = None,
     forced: torch.Tensor | None = None,
+    shared_gate: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """The `num_used` most probable experts of each row, most probable first, equal ones by their index.
 
     Args:
-        logits: float32 `[rows, experts]` or, where the logit of a shared expert stands behind the others,
-            `[rows, experts + 1]`; rows may lie apart.
+        logits: float32 `[rows, experts]`; rows may lie apart.
         num_used: experts of a row.
         normalize: divide the chosen probabilities by their sum.
         lane: int32 `[rows]`; rows of lane -1 go nowhere: their experts are -1, their weights anything.
@@ -70,21 +81,23 @@ def route(
         position: int32 `[rows]`, only with `forced`.
         forced: int16 `[tokens, num_used]`: experts by position, from the start again at the end, in place of
             the most probable ones (`engine/routing.py`).
+        shared_gate: rows float32 `[rows, width]`, and what they are multiplied with for the share of a shared
+            expert, floats `[1, width]`.
 
     Returns:
         experts int32 `[rows, num_used]`, weights float32 `[rows, num_used]`, and the sigmoid of the shared
         expert's logit float32 `[rows]`, if there is one. A NaN gives NaN weights and experts that exist.
     """
-    num_rows, num_experts = logits.shape[0], counts.numel()
-    has_shared = logits.shape[1] == num_experts + 1
+    num_rows, num_experts = logits.shape
     ids = torch.empty(num_rows, num_used, dtype=torch.int32, device=logits.device)
     weights = logits.new_empty(num_rows, num_used)
-    shared = logits.new_empty(num_rows) if has_shared else None
+    shared = None if shared_gate is None else logits.new_empty(num_rows)
+    x, gate = shared_gate or (logits, logits)
     num_forced = 0 if forced is None else forced.shape[0]
     _route[(num_rows,)](
-        logits, lane, position, forced, num_forced, ids, weights, shared, counts, logits.stride(0),
-        EXPERTS=num_experts, USED=num_used, BLOCK=triton.next_power_of_2(num_experts),
-        SLOTS=triton.next_power_of_2(num_used), NORMALIZE=normalize, SHARED=has_shared, num_warps=1,
-        enable_fp_fusion=False,
+        logits, lane, position, forced, num_forced, ids, weights, shared, counts, x, gate, logits.stride(0),
+        x.stride(0), EXPERTS=num_experts, USED=num_used, BLOCK=triton.next_power_of_2(num_experts),
+        SLOTS=triton.next_power_of_2(num_used), NORMALIZE=normalize,
+        WIDTH=0 if shared is None else gate.shape[1], num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return ids, weights, shared
