@@ -12,7 +12,8 @@ from strata.layers.feed_forward import FeedForward
 from strata.layers.linear import Linear
 from strata.layers.moe import Experts
 from strata.ops.triton.doorbell import JobPlace, publish_rows, ring, wait
-from strata.ops.triton.experts import ExpertBuffers, combine_experts, compute_experts
+from strata.ops.triton.expert_records import ExpertBuffers, SharedExpert
+from strata.ops.triton.experts import combine_experts, compute_experts
 from strata.ops.triton.feed_forward import add_shared, swiglu
 from strata.ops.triton.float_experts import compute_float_experts
 from strata.ops.triton.float_matmul import WINDOW_ROWS, float_matmul, workspace_size
@@ -37,6 +38,11 @@ class CardFeedForward:
         """Activations of a block's input -> float32 `[rows, width]`; rows may lie apart."""
         return self._down(Activations(*swiglu(*self._gate_up(x))))[0]
 
+    def as_expert(self) -> SharedExpert | None:
+        """The layer as an expert, if its matrices are quantised and gate and up have one format."""
+        gate_up, down = self._gate_up.only_matrix, self._down.only_matrix
+        return None if gate_up is None or down is None else SharedExpert(gate_up, down)
+
 
 class CardExperts:
     """`layers.moe.Experts`, each read where the table of addresses says, or computed by the processor.
@@ -58,9 +64,10 @@ class CardExperts:
         self._is_quantized = self._shape.gate in QUANT_PLANES
         self.forced: torch.Tensor | None = None
         self._windows: dict[int, tuple[ExpertBuffers | None, HostShare]] = {}  # by their rows
-        self._shared = self._shared_gate = None
+        self._shared = self._shared_gate = self._shared_expert = None
         if layer.shared is not None:
             self._shared = CardFeedForward(layer.shared.feed_forward, memory)
+            self._shared_expert = self._shared.as_expert() if self._is_quantized else None
             self._shared_gate = weights.stack_floats([layer.shared.ffn_gate_inp_shexp])
         self._router = weights.stack_floats([layer.ffn_gate_inp])
         self._workspace.reserve(*workspace_size(*self._router.shape))
@@ -85,12 +92,17 @@ class CardExperts:
         place = self._ring(x, ids, shares, addresses, share)
         host_entry = share.host_entry.view(ids.shape)
         y = self._compute(x, ids, addresses, host_entry, buffers)
-        shared = None if self._shared is None else self._shared(x, rows)
+        shared = None
+        if self._shared is not None and self._shared_expert is None:
+            shared = self._shared(x, rows)
         host_y = self._nothing
         if place is not None:
             wait(place, share.num_entries, self._host.error)
             host_y = place.out
-        out = combine_experts(ids, host_entry, shares, y, host_y, factors=self._factors)
+        among = None
+        if self._shared_expert is not None and buffers is not None and buffers.shared is not None:
+            among = buffers.shared.y, shared_share
+        out = combine_experts(ids, host_entry, shares, y, host_y, None, self._factors, among)
         return out if shared is None else add_shared(out, shared, shared_share)
 
     def _prompt(
@@ -125,7 +137,7 @@ class CardExperts:
         work = (self._shape, addresses, *x.quantized, ids, host_entry)
         if buffers is None:
             return compute_prompt_experts(*work, self._factors, self._workspace.unpacked)
-        return compute_experts(*work, buffers, self._factors)
+        return compute_experts(*work, buffers, self._factors, self._shared_expert)
 
     def _window(self, rows: int) -> tuple[ExpertBuffers | None, HostShare]:
         """Buffers for so many rows; they are made when a window is run first, before it is captured."""
@@ -133,7 +145,7 @@ class CardExperts:
             device = self._counts.device
             buffers = None
             if self._is_quantized:
-                buffers = ExpertBuffers.allocate(self._shape, rows, self._used, device)
+                buffers = ExpertBuffers.allocate(self._shape, rows, self._used, device, self._shared_expert)
             self._windows[rows] = buffers, HostShare.allocate(rows * self._used, device)
         return self._windows[rows]
 

@@ -8,7 +8,7 @@ from strata.card.weights import CardMatrix, CardWeights
 from strata.layers.linear import Linear
 from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_size
 from strata.ops.triton.quantize import quantize_activations
-from strata.ops.triton.quantized_matmul import quantized_matmul
+from strata.ops.triton.quantized_matmul import PlaneMatrix, quantized_matmul
 
 Quantized = tuple[torch.Tensor, torch.Tensor]  # int8 codes [rows, width], float32 scales
 
@@ -66,6 +66,15 @@ class Product:
     def wants_quantized(self) -> bool:
         """Whether a matrix among them takes quantised activations."""
         return any(not isinstance(stack.matrix, torch.Tensor) for stack in self._stacks)
+
+    @property
+    def only_matrix(self) -> PlaneMatrix | None:
+        """The layers' matrices one below the other, if there is nothing else to multiply with."""
+        others = (*self._biases, *self._factors)
+        matrix = self._stacks[0].matrix
+        if len(self._stacks) > 1 or isinstance(matrix, torch.Tensor) or any(o is not None for o in others):
+            return None
+        return matrix
 
     def __call__(self, rows: Activations) -> list[torch.Tensor]:
         """float32 `[rows, num_out]` for each layer; rows may lie apart."""

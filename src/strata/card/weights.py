@@ -15,7 +15,7 @@ from strata.layers.linear import Linear
 from strata.layers.planes import PlaneWeights
 from strata.native import ExpertPlanes, Experts
 from strata.native.matrix import empty_planes, pack, plane_bytes
-from strata.ops.triton.experts import ExpertShape
+from strata.ops.triton.expert_records import ExpertShape
 from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook
 
 CardMatrix = PlaneMatrix | torch.Tensor

@@ -1,21 +1,20 @@
 """The experts of a layer for the rows of a window, wherever their planes lie: the bits of docs/NUMERICS.md.
 
 Five launches: entries grouped by expert, so that its weights are read once (not for a single row); gate and
-up; SwiGLU, and its result quantised; down; the sum over slots. Nothing here knows whether an address is in
-the card's own memory or in the host's.
+up; SwiGLU, and its result quantised; down; the sum over slots. A shared expert that is quantised has programs
+of its own in each. Nothing here knows whether an address is in the card's own memory or in the host's.
 """
-
-from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
 from strata.ops.triton.activation import swiglu
-from strata.ops.triton.expert_groups import Groups, group_entries
-from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, plane_bytes, tile_bytes
+from strata.ops.triton.expert_groups import group_entries
+from strata.ops.triton.expert_records import Between, ExpertBuffers, ExpertShape, SharedExpert
+from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_blocks
-from strata.ops.triton.quantized_matmul import codebook
+from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook
 from strata.ops.triton.tile_product import (
     num_parts,
     num_terms,
@@ -29,41 +28,6 @@ from strata.ops.triton.tile_product import (
 
 _ROWS = tl.constexpr(TILE_ROWS)
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertShape:
-    """What an expert's record holds: gate and up planes `[ff, width]`, then down planes `[width, ff]`.
-
-    Args:
-        gate, up, down: ggml's names of the formats.
-    """
-
-    width: int
-    ff: int
-    gate: str
-    up: str
-    down: str
-
-    @property
-    def up_at(self) -> int:
-        """Byte of a record where the planes of up begin."""
-        return plane_bytes(self.gate, self.ff, self.width)
-
-    @property
-    def down_at(self) -> int:
-        """Byte of a record where the planes of down begin."""
-        return self.up_at + plane_bytes(self.up, self.ff, self.width)
-
-    @property
-    def terms(self) -> int:
-        """The most terms that a product of gate or up has."""
-        return max(num_terms(self.gate, self.width), num_terms(self.up, self.width))
-
-    @property
-    def record_bytes(self) -> int:
-        """Bytes of a record, a multiple of 64."""
-        return self.down_at + plane_bytes(self.down, self.width, self.ff)
 
 
 @triton.jit
@@ -132,12 +96,44 @@ def _gate_or_up(
 
 
 @triton.jit
+def _shared_tile(
+    y, planes, grid, codes, scales, tile, index, num_rows,
+    N: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr, MANY: tl.constexpr,
+):  # fmt: skip
+    """A tile of a matrix `[N, K]` of the shared expert: the products with the `MANY` rows from `index` * `MANY`
+    on, or part `index` of the terms of the only row."""
+    address = planes.to(tl.int64) + tile.to(tl.int64) * tile_bytes(FORMAT, K)
+    n = tile * _ROWS + rows_of_tile(3)
+    if MANY == 1:
+        if index * spans_of_part(FORMAT, K) < K // fact(FORMAT, "span"):
+            store_terms(y, n, N, address, grid, codes, scales, tl.arange(0, 1), index, FORMAT, K)
+    else:
+        row = index * MANY + tl.arange(0, MANY)
+        product = tile_product(address, grid, codes, scales, tl.minimum(row, num_rows - 1), FORMAT, K)
+        row = row[:, None, None]
+        tl.store(y + row.to(tl.int64) * N + n, product, mask=row < num_rows)
+
+
+@triton.jit
 def _gate_up_kernel(
     addresses, gate_grid, up_grid, codes, scales, ids, host_entry, order, expert, start, count, y,
-    GATE: tl.constexpr, UP: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr, UP_AT: tl.constexpr,
-    TERMS: tl.constexpr, SLOTS: tl.constexpr, MANY: tl.constexpr,
+    shared, shared_grid, shared_y, num_entries, num_rows,
+    GATE: tl.constexpr, UP: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr,
+    SHARED_FF: tl.constexpr, UP_AT: tl.constexpr, TERMS: tl.constexpr, SLOTS: tl.constexpr,
+    MANY: tl.constexpr,
 ):  # fmt: skip
     TILES: tl.constexpr = (FF + _ROWS - 1) // _ROWS
+    if tl.program_id(1) >= num_entries:
+        if SHARED_FF:
+            index = tl.program_id(2) if MANY == 1 else tl.program_id(1) - num_entries
+            if tl.program_id(0) < 2 * SHARED_FF // _ROWS:
+                _shared_tile(
+                    shared_y, shared, shared_grid, codes, scales, tl.program_id(0), index, num_rows,
+                    2 * SHARED_FF, SHARED, WIDTH, MANY,
+                )  # fmt: skip
+        return
+    if tl.program_id(0) >= 2 * TILES:
+        return
     who, begin, members = _group_of((ids, host_entry, order, expert, start, count), tl.program_id(1), MANY)
     if members > 0:
         address = tl.load(addresses + who)
@@ -157,35 +153,64 @@ def _gate_up_kernel(
 
 
 @triton.jit
-def _swiglu_kernel(
-    ids, host_entry, y, factors, codes, scales,
+def _product_of(y, at, stride, mask, TERMS: tl.constexpr):
+    """A product that lies at `at`, or whose terms do."""
+    return tl.load(y + at, mask=mask, other=0.0) if TERMS == 1 else ordered_sum(y, at, stride, mask, TERMS)
+
+
+@triton.jit
+def _swiglu_block(
+    y, factors, expert, codes, scales, entry, block,
     FF: tl.constexpr, TERMS: tl.constexpr, GATE_TERMS: tl.constexpr, UP_TERMS: tl.constexpr,
 ):  # fmt: skip
+    k = block * _BLOCK + tl.arange(0, _BLOCK)
+    at = entry * (TERMS * 2 * FF) + k
+    gate = _product_of(y, at, 2 * FF, k < FF, GATE_TERMS)
+    up = _product_of(y, at + FF, 2 * FF, k < FF, UP_TERMS)
+    if factors is not None:
+        gate *= tl.load(factors + 3 * expert)
+        up *= tl.load(factors + 3 * expert + 1)
+    code, scale = quantize_blocks(swiglu(gate, up))
+    tl.store(codes + entry * FF + k, code, mask=k < FF)
+    BLOCKS: tl.constexpr = (FF + _BLOCK - 1) // _BLOCK
+    where = block + tl.arange(0, 1)
+    tl.store(scales + entry * BLOCKS + where, scale, mask=where < BLOCKS)
+
+
+@triton.jit
+def _swiglu_kernel(
+    ids, host_entry, y, factors, codes, scales, shared_y, shared_codes, shared_scales, num_entries,
+    FF: tl.constexpr, SHARED_FF: tl.constexpr, TERMS: tl.constexpr, GATE_TERMS: tl.constexpr,
+    UP_TERMS: tl.constexpr, SHARED_TERMS: tl.constexpr,
+):  # fmt: skip
+    """A program is a block of an entry, or behind those, of a row of the shared expert."""
     entry, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    if entry >= num_entries:
+        if SHARED_FF:
+            _swiglu_block(
+                shared_y, None, entry, shared_codes, shared_scales, entry - num_entries, block,
+                SHARED_FF, SHARED_TERMS, SHARED_TERMS, SHARED_TERMS,
+            )  # fmt: skip
+        return
     expert = tl.load(ids + entry)
     if (tl.load(host_entry + entry) < 0) & (expert >= 0):
-        k = block * _BLOCK + tl.arange(0, _BLOCK)
-        at = entry * (TERMS * 2 * FF) + k
-        if TERMS == 1:
-            gate = tl.load(y + at, mask=k < FF, other=0.0)
-            up = tl.load(y + at + FF, mask=k < FF, other=0.0)
-        else:
-            gate = ordered_sum(y, at, 2 * FF, k < FF, GATE_TERMS)
-            up = ordered_sum(y, at + FF, 2 * FF, k < FF, UP_TERMS)
-        if factors is not None:
-            gate *= tl.load(factors + 3 * expert)
-            up *= tl.load(factors + 3 * expert + 1)
-        code, scale = quantize_blocks(swiglu(gate, up))
-        tl.store(codes + entry * FF + k, code, mask=k < FF)
-        where = entry * ((FF + _BLOCK - 1) // _BLOCK) + block + tl.arange(0, 1)
-        tl.store(scales + where, scale)
+        _swiglu_block(y, factors, expert, codes, scales, entry, block, FF, TERMS, GATE_TERMS, UP_TERMS)
 
 
 @triton.jit
 def _down_kernel(
     addresses, grid, codes, scales, ids, host_entry, order, expert, start, count, y,
-    DOWN: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr, DOWN_AT: tl.constexpr, MANY: tl.constexpr,
+    shared, shared_grid, shared_codes, shared_scales, shared_y, num_entries, num_rows,
+    DOWN: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr, SHARED_FF: tl.constexpr,
+    DOWN_AT: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
+    if tl.program_id(1) >= num_entries:
+        if SHARED_FF:
+            _shared_tile(
+                shared_y, shared, shared_grid, shared_codes, shared_scales, tl.program_id(0),
+                tl.program_id(1) - num_entries, num_rows, WIDTH, SHARED, SHARED_FF, MANY,
+            )  # fmt: skip
+        return
     who, begin, members = _group_of((ids, host_entry, order, expert, start, count), tl.program_id(1), MANY)
     if members > 0:
         tile = tl.program_id(0).to(tl.int64)
@@ -196,8 +221,8 @@ def _down_kernel(
 
 @triton.jit
 def _combine_kernel(
-    ids, host_entry, weights, y, host_y, factors, out, width,
-    SLOTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr,
+    ids, host_entry, weights, y, host_y, factors, shared_y, shared_share, out, width,
+    SLOTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, SHARED_TERMS: tl.constexpr,
 ):  # fmt: skip
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
@@ -216,41 +241,10 @@ def _combine_kernel(
     for i in tl.static_range(SLOTS):  # a slot's terms are picked as integers, which changes no bit of them
         total = total + tl.sum(tl.where(slot == i, terms, 0), axis=0).to(tl.float32, bitcast=True)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    if SHARED_TERMS:
+        at = row * SHARED_TERMS * width + n
+        total += tl.load(shared_share + row) * _product_of(shared_y, at, width, n < width, SHARED_TERMS)
     tl.store(out + row * width + n, total, mask=n < width)
-
-
-@dataclass(frozen=True, slots=True)
-class ExpertBuffers:
-    """Where a window's experts leave what lies between launches, for `entries` = rows * slots.
-
-    Args:
-        groups: see there.
-        hidden: float32 `[entries, terms, 2 * ff]`: gate's products, then up's; of a single row their terms.
-        codes, scales: int8 `[entries, ff]` and float32 `[entries, ceil(ff / 128)]`: activations of down.
-        y: float32 `[entries, width]`: each entry's expert, not weighed.
-    """
-
-    groups: Groups
-    hidden: torch.Tensor
-    codes: torch.Tensor
-    scales: torch.Tensor
-    y: torch.Tensor
-
-    @classmethod
-    def allocate(cls, shape: ExpertShape, rows: int, slots: int, device: torch.device) -> "ExpertBuffers":
-        """Buffers for windows of `rows` with `slots` experts each."""
-        entries, blocks = rows * slots, -(-shape.ff // ACTIVATION_BLOCK)
-
-        def empty(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.empty(size, dtype=dtype, device=device)
-
-        return cls(
-            groups=Groups(*(empty(entries, dtype=torch.int32) for _ in range(4))),
-            hidden=empty(entries, shape.terms if rows == 1 else 1, 2 * shape.ff),
-            codes=empty(entries, shape.ff, dtype=torch.int8),
-            scales=empty(entries, blocks),
-            y=empty(entries, shape.width),
-        )
 
 
 def quantize_hidden(
@@ -261,6 +255,7 @@ def quantize_hidden(
     codes: torch.Tensor,
     scales: torch.Tensor,
     factors: torch.Tensor | None = None,
+    shared: Between | None = None,
 ) -> None:
     """SwiGLU of what gate and up gave, quantised, for entries that this card computes.
 
@@ -269,12 +264,19 @@ def quantize_hidden(
         hidden: float32 `[entries, terms, 2 * ff]`: gate's products, then up's, or their terms.
         codes, scales: int8 `[entries, ff]` and float32 `[entries, ceil(ff / 128)]`, written.
         factors: of `compute_experts`.
+        shared: the same of the shared expert.
     """
     entries, terms, _ = hidden.shape
-    _swiglu_kernel[(entries, triton.cdiv(shape.ff, ACTIVATION_BLOCK))](
-        ids, host_entry, hidden, factors, codes, scales, FF=shape.ff, TERMS=terms,
-        GATE_TERMS=num_terms(shape.gate, shape.width), UP_TERMS=num_terms(shape.up, shape.width),
-        num_warps=1, enable_fp_fusion=False,
+    gate, up = (num_terms(f, shape.width) if terms > 1 else 1 for f in (shape.gate, shape.up))
+    rows = shared_ff = 0
+    beside, shared_terms = (hidden, codes, scales), 1  # without a shared expert nobody reads it
+    if shared is not None:
+        beside = (shared.hidden, shared.codes, shared.scales)
+        rows, shared_terms, shared_ff = *shared.hidden.shape[:2], shared.codes.shape[1]
+    _swiglu_kernel[(entries + rows, triton.cdiv(max(shape.ff, shared_ff), ACTIVATION_BLOCK))](
+        ids, host_entry, hidden, factors, codes, scales, *beside, entries, FF=shape.ff, SHARED_FF=shared_ff,
+        TERMS=terms, GATE_TERMS=gate, UP_TERMS=up, SHARED_TERMS=shared_terms, num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip
 
 
@@ -287,6 +289,7 @@ def compute_experts(
     host_entry: torch.Tensor,
     buffers: ExpertBuffers,
     factors: torch.Tensor | None = None,
+    shared: SharedExpert | None = None,
 ) -> torch.Tensor:
     """`expert(x[row])` of every entry that this card computes.
 
@@ -297,30 +300,46 @@ def compute_experts(
         host_entry: int32 `[rows, slots]`; negative where this card computes the entry.
         factors: float32 `[experts, 3]`, of each expert's products with gate, up and down, where a file has
             them beside the matrices (NVFP4); down's is for `combine_experts`.
+        shared: computed for all rows, into `buffers.shared`, of which `combine_experts` takes its `y`.
 
     Returns:
-        float32 `[rows * slots, width]`, which is `buffers.y`; other entries hold anything.
+        float32 `[rows * slots, width]`, which is `buffers.routed.y`; other entries hold anything.
     """
     rows, slots = ids.shape
     entries, many = rows * slots, min(2, rows)
-    device, groups = codes.device, buffers.groups
+    device, groups, routed = codes.device, buffers.groups, buffers.routed
     if many > 1:
         group_entries(ids, host_entry, groups)
     lists = (ids, host_entry, groups.order, groups.expert, groups.start, groups.count)
     grids = [codebook(format, device) for format in (shape.gate, shape.up, shape.down)]
-    ff_tiles = triton.cdiv(shape.ff, TILE_ROWS)
-    parts = max(num_parts(format, shape.width) for format in (shape.gate, shape.up)) if rows == 1 else 1
-    _gate_up_kernel[(2 * ff_tiles, entries, parts)](
-        addresses, grids[0], grids[1], codes.view(torch.int32), scales, *lists, buffers.hidden,
-        GATE=shape.gate, UP=shape.up, WIDTH=shape.width, FF=shape.ff, UP_AT=shape.up_at,
-        TERMS=shape.terms, SLOTS=slots, MANY=many, **one_warp(),
+    words, formats = codes.view(torch.int32), {shape.gate, shape.up}
+    tiles, shared_ff, beside = 2 * triton.cdiv(shape.ff, TILE_ROWS), 0, buffers.shared or routed
+    first = second = PlaneMatrix(shape.gate, 0, shape.width, codes, grids[0])  # of no use
+    row_groups = down_groups = 0
+    if shared is not None:
+        first, second, shared_ff = shared.gate_up, shared.down, shared.ff
+        formats.add(first.format)
+        tiles = max(tiles, 2 * shared_ff // TILE_ROWS)
+        row_groups = down_groups = triton.cdiv(rows, many)
+        if rows == 1:
+            down_groups = num_parts(second.format, shared_ff)
+    parts = max(num_parts(format, shape.width) for format in formats) if rows == 1 else 1
+    _gate_up_kernel[(tiles, entries + row_groups, parts)](
+        addresses, grids[0], grids[1], words, scales, *lists, routed.hidden, first.planes, first.grid,
+        beside.hidden, entries, rows, GATE=shape.gate, UP=shape.up, SHARED=first.format, WIDTH=shape.width,
+        FF=shape.ff, SHARED_FF=shared_ff, UP_AT=shape.up_at, TERMS=shape.terms, SLOTS=slots, MANY=many,
+        **one_warp(),
     )  # fmt: skip
-    quantize_hidden(shape, ids, host_entry, buffers.hidden, buffers.codes, buffers.scales, factors)
-    _down_kernel[(triton.cdiv(shape.width, TILE_ROWS), entries)](
-        addresses, grids[2], buffers.codes.view(torch.int32), buffers.scales, *lists, buffers.y,
-        DOWN=shape.down, WIDTH=shape.width, FF=shape.ff, DOWN_AT=shape.down_at, MANY=many, **one_warp(),
+    quantize_hidden(
+        shape, ids, host_entry, routed.hidden, routed.codes, routed.scales, factors, buffers.shared
+    )
+    _down_kernel[(triton.cdiv(shape.width, TILE_ROWS), entries + down_groups)](
+        addresses, grids[2], routed.codes.view(torch.int32), routed.scales, *lists, routed.y, second.planes,
+        second.grid, beside.codes.view(torch.int32), beside.scales, beside.y, entries, rows, DOWN=shape.down,
+        SHARED=second.format, WIDTH=shape.width, FF=shape.ff, SHARED_FF=shared_ff, DOWN_AT=shape.down_at,
+        MANY=many, **one_warp(),
     )  # fmt: skip
-    return buffers.y
+    return routed.y
 
 
 def combine_experts(
@@ -331,8 +350,9 @@ def combine_experts(
     host_y: torch.Tensor,
     out: torch.Tensor | None = None,
     factors: torch.Tensor | None = None,
+    shared: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
-    """Sum over slots, ascending, of `weights * y`.
+    """Sum over slots, ascending, of `weights * y`; then the shared expert.
 
     Args:
         ids: int32 or int64 `[rows, slots]`; slots with -1 add nothing.
@@ -341,6 +361,8 @@ def combine_experts(
         y: float32 `[rows * slots, width]`, from `compute_experts`.
         host_y: float32 `[anything, width]`, in memory that the card reads.
         factors: of `compute_experts`; `host_y` has its own already.
+        shared: `y` of the shared expert from `compute_experts`, and how much of it is added, float32
+            `[rows]`.
 
     Returns:
         float32 `[rows, width]`, or `out` with it.
@@ -349,9 +371,10 @@ def combine_experts(
     width = y.shape[1]
     if out is None:
         out = torch.empty(rows, width, dtype=torch.float32, device=y.device)
+    shared_y, shared_share = shared or (y, weights)
     _combine_kernel[(triton.cdiv(width, 128), rows)](
-        ids, host_entry, weights, y, host_y, factors, out, width,
+        ids, host_entry, weights, y, host_y, factors, shared_y, shared_share, out, width,
         SLOTS=slots, PADDED=triton.next_power_of_2(slots), BLOCK=128,
-        num_warps=1, enable_fp_fusion=False,
+        SHARED_TERMS=0 if shared is None else shared_y.shape[1], num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out

@@ -9,7 +9,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.activation import swiglu
-from strata.ops.triton.experts import ExpertShape
+from strata.ops.triton.expert_records import ExpertShape
 from strata.ops.triton.planes import TILE_ROWS, fact, plane_offset, tile_bytes
 
 _ROWS = tl.constexpr(TILE_ROWS)

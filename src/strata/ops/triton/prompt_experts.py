@@ -2,7 +2,8 @@
 
 import torch
 
-from strata.ops.triton.experts import ExpertShape, quantize_hidden
+from strata.ops.triton.expert_records import ExpertShape
+from strata.ops.triton.experts import quantize_hidden
 from strata.ops.triton.grouped_matmul import grouped_matmul, sort_rows
 from strata.ops.triton.planes import ACTIVATION_BLOCK
 from strata.ops.triton.quantized_matmul import codebook

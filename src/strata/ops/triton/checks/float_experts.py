@@ -9,7 +9,8 @@ from strata.formats.quants.planes import PLANES, TILE_ROWS
 from strata.ops.float_matmul import FloatMatrix
 from strata.ops.quantized_experts import Expert, quantized_experts
 from strata.ops.triton.catalog import Check, Launch, meta
-from strata.ops.triton.experts import ExpertShape, combine_experts
+from strata.ops.triton.expert_records import ExpertShape
+from strata.ops.triton.experts import combine_experts
 from strata.ops.triton.float_experts import compute_float_experts
 
 _TYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "F8_E4M3": torch.float8_e4m3fn}

@@ -10,12 +10,8 @@ from strata.formats.quants.planes import QUANT_PLANES, decode_planes, plane_byte
 from strata.ops import quantized_experts as expert_reference
 from strata.ops import quantized_matmul as reference
 from strata.ops.triton.catalog import Check, Launch, meta
-from strata.ops.triton.experts import (
-    ExpertBuffers,
-    ExpertShape,
-    combine_experts,
-    compute_experts,
-)
+from strata.ops.triton.expert_records import ExpertBuffers, ExpertShape, SharedExpert
+from strata.ops.triton.experts import combine_experts, compute_experts
 from strata.ops.triton.grouped_matmul import BLOCKS, grouped_matmul, sort_rows
 from strata.ops.triton.prompt_experts import compute_prompt_experts
 from strata.ops.triton.quantize import quantize_activations
@@ -139,10 +135,22 @@ def _made_up_experts(shape: ExpertShape, experts: int) -> tuple[np.ndarray, list
     return records, meaning
 
 
+def _made_up_shared(width: int, device: torch.device) -> tuple[SharedExpert, expert_reference.Expert]:
+    """An expert of other formats, and longer than the others."""
+    shape = ExpertShape(width, 64, "Q4_0", "Q4_0", "Q5_1")
+    records, (meaning,) = _made_up_experts(shape, 1)
+    planes, grid = torch.from_numpy(records[0]).to(device), codebook("Q4_0", device)
+    gate_up = PlaneMatrix("Q4_0", 2 * shape.ff, width, planes[: shape.down_at], grid)
+    return SharedExpert(gate_up, PlaneMatrix("Q5_1", width, shape.ff, planes[shape.down_at :], grid)), meaning
+
+
 def _compare_experts(
     shape: ExpertShape, rows: int, device: torch.device, prompt: bool = False
 ) -> Iterator[_Case]:
-    """Three experts; of several rows the last is unused, and one entry comes from elsewhere."""
+    """Three experts; of several rows the last is unused, and one entry comes from elsewhere.
+
+    Those without factors are computed for a window together with a shared one.
+    """
     experts, slots = 3, min(rows, 2)
     records, meaning = _made_up_experts(shape, experts)
     factors = None
@@ -164,15 +172,22 @@ def _compare_experts(
     memory = torch.from_numpy(records).to(device)
     addresses = memory.data_ptr() + torch.arange(experts) * shape.record_bytes
     on_device = [t.to(device) for t in (addresses, torch.from_numpy(ids), host_entry)]
-    buffers = ExpertBuffers.allocate(shape, rows, slots, device)
     codes, scales = quantize_activations(torch.from_numpy(x).to(device))
     arguments = (shape, on_device[0], codes, scales, *on_device[1:])
+    shared = beside = None
     if prompt:
         y = compute_prompt_experts(*arguments, factors)
     else:
-        y = compute_experts(*arguments, buffers, factors)
+        if factors is None:
+            shared, its_meaning = _made_up_shared(shape.width, device)
+        buffers = ExpertBuffers.allocate(shape, rows, slots, device, shared)
+        y = compute_experts(*arguments, buffers, factors, shared)
     shares = torch.from_numpy(weights).to(device)
-    got = combine_experts(*on_device[1:], shares, y, host_y.to(device), factors=factors)
+    if shared is not None:
+        share = rng.random(rows).astype(np.float32)
+        want += share[:, None] * its_meaning(x)
+        beside = buffers.shared.y, torch.from_numpy(share).to(device)
+    got = combine_experts(*on_device[1:], shares, y, host_y.to(device), None, factors, beside)
     yield f"{rows} rows", got, torch.from_numpy(want)
 
 
@@ -204,15 +219,24 @@ def _launch_matmul(format: str, num_out: int, num_in: int, rows: int) -> torch.T
     return quantized_matmul(matrix, *quantize_activations(meta(rows, num_in)))
 
 
+def _meta_shared(width: int, ff: int) -> SharedExpert:
+    matrices = (
+        PlaneMatrix(format, n, k, meta(plane_bytes(format, n, k), dtype=torch.uint8), meta(4))
+        for format, n, k in (("Q5_K", 2 * ff, width), ("Q5_1", width, ff))
+    )
+    return SharedExpert(*matrices)
+
+
 def _launch_experts(shape: ExpertShape, rows: int, slots: int) -> torch.Tensor:
-    buffers = ExpertBuffers.allocate(shape, rows, slots, torch.device("meta"))
+    shared = _meta_shared(shape.width, shape.ff)
+    buffers = ExpertBuffers.allocate(shape, rows, slots, torch.device("meta"), shared)
     ids, host_entry = meta(rows, slots, dtype=torch.int64), meta(rows, slots, dtype=torch.int32)
     addresses = meta(512, dtype=torch.int64)
     quantized = quantize_activations(meta(rows, shape.width))
     factors = meta(512, 3) if shape.gate == "NVFP4" else None
-    y = compute_experts(shape, addresses, *quantized, ids, host_entry, buffers, factors)
-    host_y = meta(rows * slots, shape.width)
-    return combine_experts(ids, host_entry, meta(rows, slots), y, host_y, factors=factors)
+    y = compute_experts(shape, addresses, *quantized, ids, host_entry, buffers, factors, shared)
+    host_y, beside = meta(rows * slots, shape.width), (buffers.shared.y, meta(rows))
+    return combine_experts(ids, host_entry, meta(rows, slots), y, host_y, None, factors, beside)
 
 
 def _matmul_launch(format: str, num_out: int, rows: int) -> Launch:
