@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import torch
 
-from strata.card.weights import CardMatrix, CardWeights
+from strata.card.weights import CardWeights
 from strata.layers.linear import Linear
 from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_size
 from strata.ops.triton.quantize import quantize_activations
-from strata.ops.triton.quantized_matmul import PlaneMatrix, quantized_matmul
+from strata.ops.triton.quantized_matmul import PlaneMatrix, quantized_matmuls
 
 Quantized = tuple[torch.Tensor, torch.Tensor]  # int8 codes [rows, width], float32 scales
 
@@ -40,7 +40,7 @@ class Activations:
 
 
 class Product:
-    """Linear layers that multiply the same rows, in one launch for each format among them.
+    """Linear layers that multiply the same rows, in one launch for each format or two quantised ones.
 
     Args:
         weights: the model's.
@@ -78,7 +78,7 @@ class Product:
 
     def __call__(self, rows: Activations) -> list[torch.Tensor]:
         """float32 `[rows, num_out]` for each layer; rows may lie apart."""
-        products = [self._multiply(stack.matrix, rows) for stack in self._stacks]
+        products = self._multiply(rows)
         results = []
         for (index, first, count), factor, bias in zip(
             self._places, self._factors, self._biases, strict=True
@@ -89,7 +89,15 @@ class Product:
             results.append(y if bias is None else y + bias)
         return results
 
-    def _multiply(self, matrix: CardMatrix, rows: Activations) -> torch.Tensor:
-        if isinstance(matrix, torch.Tensor):
-            return float_matmul(rows.x, matrix, self._workspace)
-        return quantized_matmul(matrix, *rows.quantized, unpacked=self._workspace.unpacked)
+    def _multiply(self, rows: Activations) -> list[torch.Tensor]:
+        """The product of each stack."""
+        quantized = [stack.matrix for stack in self._stacks if isinstance(stack.matrix, PlaneMatrix)]
+        outs = iter(())
+        if quantized:
+            outs = iter(quantized_matmuls(quantized, *rows.quantized, self._workspace.unpacked))
+        return [
+            float_matmul(rows.x, stack.matrix, self._workspace)
+            if isinstance(stack.matrix, torch.Tensor)
+            else next(outs)
+            for stack in self._stacks
+        ]

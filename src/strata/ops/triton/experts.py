@@ -100,8 +100,8 @@ def _shared_tile(
     y, planes, grid, codes, scales, tile, index, num_rows,
     N: tl.constexpr, FORMAT: tl.constexpr, K: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
-    """A tile of a matrix `[N, K]` of the shared expert: the products with the `MANY` rows from `index` * `MANY`
-    on, or part `index` of the terms of the only row."""
+    """A tile of a matrix `[N, K]` of the shared expert: products with the `index`-th `MANY` rows, or of the
+    only row the terms of the `index`-th part."""
     address = planes.to(tl.int64) + tile.to(tl.int64) * tile_bytes(FORMAT, K)
     n = tile * _ROWS + rows_of_tile(3)
     if MANY == 1:

@@ -1,5 +1,6 @@
 """Products of float32 rows with quantised matrices in planes: docs/NUMERICS.md, bit for bit."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -9,7 +10,7 @@ import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
 from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot, rows_in_order
-from strata.ops.triton.planes import TILE_ROWS, tile_bytes
+from strata.ops.triton.planes import TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.tile_product import (
     num_parts,
@@ -17,6 +18,7 @@ from strata.ops.triton.tile_product import (
     one_warp,
     ordered_sum,
     rows_of_tile,
+    spans_of_part,
     store_terms,
     tile_product,
 )
@@ -77,35 +79,77 @@ def _matmul_kernel(
 
 
 @triton.jit
-def _terms_kernel(planes, grid, codes, scales, terms, padded, FORMAT: tl.constexpr, K: tl.constexpr):
-    row, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    address = planes.to(tl.int64) + tile.to(tl.int64) * tile_bytes(FORMAT, K)
-    at = row.to(tl.int64) * (num_terms(FORMAT, K) * padded) + tile * _ROWS + rows_of_tile(3)
-    store_terms(terms, at, padded, address, grid, codes, scales, row + tl.arange(0, 1), part, FORMAT, K)
+def _terms_of(matrix, codes, scales, row, tile, part, FORMAT: tl.constexpr, K: tl.constexpr):
+    planes, grid, terms, padded = matrix
+    if part * spans_of_part(FORMAT, K) < K // fact(FORMAT, "span"):
+        address = planes.to(tl.int64) + tile.to(tl.int64) * tile_bytes(FORMAT, K)
+        at = row.to(tl.int64) * (num_terms(FORMAT, K) * padded) + tile * _ROWS + rows_of_tile(3)
+        store_terms(terms, at, padded, address, grid, codes, scales, row + tl.arange(0, 1), part, FORMAT, K)
 
 
 @triton.jit
-def _sum_kernel(terms, out, padded, num_out, TERMS: tl.constexpr, BLOCK: tl.constexpr):
-    row = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+def _terms_kernel(
+    planes, grid, terms, padded, more_planes, more_grid, more_terms, more_padded, codes, scales, tiles,
+    FORMAT: tl.constexpr, MORE: tl.constexpr, K: tl.constexpr,
+):  # fmt: skip
+    """A program is a part of a tile of a matrix, or behind its `tiles`, of one of format MORE."""
+    row, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if tile < tiles:
+        _terms_of((planes, grid, terms, padded), codes, scales, row, tile, part, FORMAT, K)
+    elif FORMAT != MORE:
+        more = more_planes, more_grid, more_terms, more_padded
+        _terms_of(more, codes, scales, row, tile - tiles, part, MORE, K)
+
+
+@triton.jit
+def _sum_of(terms, out, padded, num_out, row, n, TERMS: tl.constexpr):
     y = ordered_sum(terms, row * (TERMS * padded) + n, padded, n < num_out, TERMS)
     tl.store(out + row * num_out + n, y, mask=n < num_out)
 
 
+@triton.jit
+def _sum_kernel(
+    terms, out, padded, num_out, more_terms, more_out, more_padded, more_num_out, blocks,
+    TERMS: tl.constexpr, MORE_TERMS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    n = tl.arange(0, BLOCK)
+    if block < blocks:
+        _sum_of(terms, out, padded, num_out, row, block * BLOCK + n, TERMS)
+    elif MORE_TERMS:
+        _sum_of(
+            more_terms, more_out, more_padded, more_num_out, row, (block - blocks) * BLOCK + n, MORE_TERMS
+        )
+
+
 def multiply_shared_tiles(
-    matrix: PlaneMatrix, codes: torch.Tensor, scales: torch.Tensor, out: torch.Tensor
+    matrices: Sequence[PlaneMatrix], codes: torch.Tensor, scales: torch.Tensor, outs: Sequence[torch.Tensor]
 ) -> None:
-    """The product with several warps to a tile: for matrices whose tiles are too few to keep a card busy."""
-    num_rows, tiles = codes.shape[0], triton.cdiv(matrix.num_out, TILE_ROWS)
-    count, padded = num_terms(matrix.format, matrix.num_in), tiles * TILE_ROWS
-    terms = torch.empty(num_rows, count, padded, dtype=torch.float32, device=codes.device)
-    _terms_kernel[(num_rows, tiles, num_parts(matrix.format, matrix.num_in))](
-        matrix.planes, matrix.grid, codes.view(torch.int32), scales, terms, padded,
-        FORMAT=matrix.format, K=matrix.num_in, **one_warp(),
+    """Products with several warps to a tile: for matrices whose tiles are too few to keep a card busy.
+
+    Args:
+        matrices: one, or two of different formats.
+    """
+    num_rows, num_in, first, more = codes.shape[0], matrices[0].num_in, matrices[0], matrices[-1]
+    tiles = [triton.cdiv(m.num_out, TILE_ROWS) for m in matrices]
+    blocks = [triton.cdiv(m.num_out, 128) for m in matrices]
+    counts = [num_terms(m.format, num_in) for m in matrices]
+    padded = [n * TILE_ROWS for n in tiles]
+    terms = [
+        torch.empty(num_rows, count, width, dtype=torch.float32, device=codes.device)
+        for count, width in zip(counts, padded, strict=True)
+    ]
+    parts = max(num_parts(m.format, num_in) for m in matrices)
+    _terms_kernel[(num_rows, sum(tiles), parts)](
+        first.planes, first.grid, terms[0], padded[0], more.planes, more.grid, terms[-1], padded[-1],
+        codes.view(torch.int32), scales, tiles[0], FORMAT=first.format, MORE=more.format, K=num_in,
+        **one_warp(),
     )  # fmt: skip
-    _sum_kernel[(triton.cdiv(matrix.num_out, 128), num_rows)](
-        terms, out, padded, matrix.num_out, TERMS=count, BLOCK=128, num_warps=1, enable_fp_fusion=False
-    )
+    _sum_kernel[(sum(blocks), num_rows)](
+        terms[0], outs[0], padded[0], first.num_out, terms[-1], outs[-1], padded[-1], more.num_out, blocks[0],
+        TERMS=counts[0], MORE_TERMS=counts[1] if len(counts) > 1 else 0, BLOCK=128, num_warps=1,
+        enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def multiply_own_tiles(
@@ -118,6 +162,34 @@ def multiply_own_tiles(
         matrix.planes, matrix.grid, codes.view(torch.int32), scales, out, num_rows, matrix.num_out,
         FORMAT=matrix.format, K=matrix.num_in, R=some, **one_warp(),
     )  # fmt: skip
+
+
+def _shares_tiles(matrix: PlaneMatrix, num_rows: int) -> bool:
+    """Whether several warps are to share each of its tiles."""
+    warps = num_rows * triton.cdiv(matrix.num_out, TILE_ROWS)
+    return warps < _ENOUGH_WARPS and num_parts(matrix.format, matrix.num_in) > 2
+
+
+def quantized_matmuls(
+    matrices: Sequence[PlaneMatrix],
+    codes: torch.Tensor,
+    scales: torch.Tensor,
+    unpacked: torch.Tensor | None = None,
+) -> list[torch.Tensor]:
+    """`quantized_matmul` with each of some matrices, of a window's few rows with two at once."""
+    num_rows = codes.shape[0]
+    outs = [torch.empty(num_rows, m.num_out, dtype=torch.float32, device=codes.device) for m in matrices]
+    done = 0
+    while done < len(matrices):
+        pair = matrices[done : done + 2]
+        together = num_rows <= FEW_ROWS and len({m.format for m in pair}) == 2
+        if together and all(_shares_tiles(m, num_rows) for m in pair):
+            multiply_shared_tiles(pair, codes, scales, outs[done : done + 2])
+            done += 2
+        else:
+            quantized_matmul(matrices[done], codes, scales, outs[done], unpacked)
+            done += 1
+    return outs
 
 
 def quantized_matmul(
@@ -146,10 +218,11 @@ def quantized_matmul(
             rows_in_order(num_rows, device), 1, codes, scales, out, 0, unpacked,
         )  # fmt: skip
         return out
-    warps = num_rows * triton.cdiv(matrix.num_out, TILE_ROWS)
-    share = warps < _ENOUGH_WARPS and num_parts(matrix.format, matrix.num_in) > 2
-    (multiply_shared_tiles if share else multiply_own_tiles)(matrix, codes, scales, out)
+    if _shares_tiles(matrix, num_rows):
+        multiply_shared_tiles([matrix], codes, scales, [out])
+    else:
+        multiply_own_tiles(matrix, codes, scales, out)
     return out
 
 
-__all__ = ["PlaneMatrix", "codebook", "quantize_activations", "quantized_matmul"]
+__all__ = ["PlaneMatrix", "codebook", "quantize_activations", "quantized_matmul", "quantized_matmuls"]

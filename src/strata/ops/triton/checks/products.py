@@ -21,6 +21,7 @@ from strata.ops.triton.quantized_matmul import (
     multiply_own_tiles,
     multiply_shared_tiles,
     quantized_matmul,
+    quantized_matmuls,
 )
 
 _Case = tuple[str, torch.Tensor, torch.Tensor]
@@ -62,8 +63,27 @@ def _compare_format(format: str, device: torch.device) -> Iterator[_Case]:
     codes, scales = quantize_activations(torch.from_numpy(x).to(device))
     for multiply, rows in ((multiply_own_tiles, 1), (multiply_own_tiles, 3), (multiply_shared_tiles, 2)):
         got = torch.empty(rows, num_out, device=device)
-        multiply(matrix, codes[:rows], scales[:rows], got)
+        arguments = (matrix, codes[:rows], scales[:rows], got)
+        if multiply is multiply_shared_tiles:
+            arguments = ([matrix], *arguments[1:3], [got])
+        multiply(*arguments)
         yield f"{multiply.__name__} {rows}", got, torch.from_numpy(want[:rows])
+
+
+def _compare_pair(device: torch.device) -> Iterator[_Case]:
+    """Matrices of two formats, times two rows."""
+    num_in, sizes = 256, {"Q4_K": 40, "Q5_0": 20}
+    x = _rows(2, num_in)
+    matrices, want = [], []
+    for format, num_out in sizes.items():
+        planes = random_planes(format, num_out, num_in, seed=0)
+        want.append(reference.quantized_matmul(decode_planes(format, num_out, num_in, planes), x))
+        on_device = torch.from_numpy(planes).to(device)
+        matrices.append(PlaneMatrix(format, num_out, num_in, on_device, codebook(format, device)))
+    outs = [torch.empty(2, num_out, device=device) for num_out in sizes.values()]
+    multiply_shared_tiles(matrices, *quantize_activations(torch.from_numpy(x).to(device)), outs)
+    for format, got, right in zip(sizes, outs, want, strict=True):
+        yield format, got, torch.from_numpy(right)
 
 
 def _compare_grouped(format: str, device: torch.device) -> Iterator[_Case]:
@@ -200,6 +220,7 @@ def _experts_check(gate: str, up: str, down: str, rows: int) -> Check:
 CHECKS = [
     Check("quantize_activations", _compare_quantize),
     *(_matmul_check(format) for format in QUANT_PLANES),
+    Check("quantized_matmul, two", _compare_pair),
     _experts_check("IQ3_XXS", "IQ3_XXS", "IQ4_NL", 1),
     _experts_check("Q8_0", "Q4_1", "MXFP4", 4),
     _experts_check("NVFP4", "NVFP4", "NVFP4", 1),
@@ -217,6 +238,15 @@ def _launch_matmul(format: str, num_out: int, num_in: int, rows: int) -> torch.T
     planes = meta(plane_bytes(format, num_out, num_in), dtype=torch.uint8)
     matrix = PlaneMatrix(format, num_out, num_in, planes, meta(1024, dtype=torch.int32))
     return quantized_matmul(matrix, *quantize_activations(meta(rows, num_in)))
+
+
+def _launch_pair(rows: int) -> list[torch.Tensor]:
+    """Queries, keys and values of a delta net, and what gates them."""
+    matrices = [
+        PlaneMatrix(format, n, 2560, meta(plane_bytes(format, n, 2560), dtype=torch.uint8), meta(4))
+        for format, n in (("Q4_K", 10240), ("Q5_K", 6144))
+    ]
+    return quantized_matmuls(matrices, *quantize_activations(meta(rows, 2560)))
 
 
 def _meta_shared(width: int, ff: int) -> SharedExpert:
@@ -265,6 +295,7 @@ def _unpacked_launch(shape: ExpertShape) -> Launch:
 LAUNCHES = [
     *(_matmul_launch(format, 2560, 1) for format in QUANT_PLANES),
     *(_matmul_launch(format, 32768, rows) for format in QUANT_PLANES for rows in (1, 2)),
+    Launch("quantized_matmul Q4_K and Q5_K 1", lambda: _launch_pair(1)),
     _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 1, 10),
     _experts_launch("IQ3_XXS", "Q2_0", 2560, 640, 4, 10),
     _experts_launch("Q4_K", "Q4_K", 2048, 512, 1, 8),
