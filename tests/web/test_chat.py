@@ -231,6 +231,7 @@ def test_editing_removes_what_follows_after_a_question(open_page: OpenPage) -> N
     page.said.first.hover()
     page.said.first.get_by_role("button", name="Edit this message").click()
     editor = page.page.get_by_label("Your message")
+    expect(editor).to_have_value("One")
     editor.fill("Three")
     page.button("Send").first.click()
     page.button("Remove them").click()

@@ -15,6 +15,7 @@ TEXT_TAGS = {"a", "br", "code", "del", "em", "s", "span", "strong", "button"}
 BLOCK_TAGS = {"blockquote", "div", "h1", "h2", "h3", "h4", "h5", "h6", "hr", "li", "ol", "p", "pre", "ul"}
 TAGS = TEXT_TAGS | BLOCK_TAGS | {"table", "tbody", "td", "th", "thead", "tr"}
 ATTRIBUTES = {"class", "dir", "href", "title", "start", "style", "tabindex", "type"}
+P = '<p dir="auto">'
 PIECES = [
     "\n",
     "\n\n",
@@ -84,21 +85,21 @@ def test_growing_text_gives_the_same_html(text: str, random: object) -> None:
 def test_blocks_that_are_over_stay() -> None:
     growing = GrowingMarkdown()
     growing.grow("one\n\ntwo\n\nthree")
-    assert growing.blocks == ["<p>one</p>\n"]
+    assert growing.blocks == [f"{P}one</p>\n"]
     first = growing.blocks[0]
     growing.grow("one\n\ntwo\n\nthree\n\nfour")
     assert growing.blocks[0] is first
-    assert growing.last == "<p>three</p>\n<p>four</p>\n"
+    assert growing.last == f"{P}three</p>\n{P}four</p>\n"
     assert not growing.grow("one\n\ntwo\n\nthree\n\nfour")
 
 
 @pytest.mark.parametrize(
     ("text", "html"),
     [
-        ("~~x~~", "<p><s>x</s></p>\n"),
-        ("<b>x</b>", "<p>&lt;b&gt;x&lt;/b&gt;</p>\n"),
-        ("![cat](https://a.example/c.png)", '<p><a href="https://a.example/c.png">cat</a></p>\n'),
-        ("[x](/logout)", "<p>[x](/logout)</p>\n"),
+        ("~~x~~", f"{P}<s>x</s></p>\n"),
+        ("<b>x</b>", f"{P}&lt;b&gt;x&lt;/b&gt;</p>\n"),
+        ("![cat](https://a.example/c.png)", f'{P}<a href="https://a.example/c.png">cat</a></p>\n'),
+        ("[x](/logout)", f"{P}[x](/logout)</p>\n"),
     ],
 )
 def test_what_becomes_of(text: str, html: str) -> None:

@@ -20,7 +20,7 @@ class CallView:
         self._take = take
         self._call: Call
         self._below = ""  # what is shown there: "", "field" or "result"
-        with ui.element("section").classes("strata-call").props('aria-label="Tool call"'):
+        with ui.element("div").classes("strata-call").props('role=group aria-label="Tool call"'):
             with ui.row().classes("strata-call-head"):
                 ui.icon("build").props("aria-hidden=true")
                 self._name = ui.label()

@@ -30,6 +30,7 @@ _COLOURED = 20_000  # characters of code, of more than these nobody reads the co
 _COLOURED_LIVE = 2_000  # while it is still growing
 _MARKED = 10_000  # characters of one paragraph; in hostile ones the work grows with the square of them
 _FORMATTER = HtmlFormatter(nowrap=True)
+_DIRECTED = {"paragraph_open", "heading_open", "bullet_list_open", "ordered_list_open", "blockquote_open"}
 _SAFE_LINK = re.compile(r"(https?://|mailto:)", re.IGNORECASE)
 
 
@@ -54,7 +55,7 @@ class _Renderer(RendererHTML):
 
     def table_open(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: EnvType) -> str:
         """Tables scroll by themselves where the window is narrow."""
-        return '<div class="strata-table" tabindex="0"><table>'
+        return '<div class="strata-table" tabindex="0"><table dir="auto">'
 
     def table_close(self, tokens: Sequence[Token], i: int, options: OptionsDict, env: EnvType) -> str:
         """The end of one."""
@@ -82,9 +83,9 @@ def _parse_paragraphs(state: StateCore) -> None:
 
 
 def _set_directions(state: StateCore) -> None:
-    """Let what has marks on one side have them on the side where its text begins."""
+    """Let each block run as its first letters do, whatever the language of the page."""
     for token in state.tokens:
-        if token.type in ("bullet_list_open", "ordered_list_open", "blockquote_open"):
+        if token.type in _DIRECTED:
             token.attrSet("dir", "auto")
 
 

@@ -81,7 +81,7 @@ class UserMessage:
 
     def _show(self) -> None:
         with ui.element("div").classes("strata-said"):
-            ui.label(self.entry.content)
+            ui.label(self.entry.content).props("dir=auto")
         with ui.row().classes("strata-actions"):
             icon_button("edit", "Edit this message", self._edit)
             icon_button("content_copy", "Copy this message", lambda: self._actions.copy(self.entry))
@@ -98,13 +98,14 @@ class UserMessage:
                     lambda event: self._actions.edit(self.entry, event.args),
                     js_handler=f"() => strata.sendField('{field.html_id}', emit)",
                 )
-        ui.run_javascript(f"strata.edit('{field.html_id}', {json.dumps(self.entry.content)})")
+        with self.article:  # the button that was pressed is gone
+            ui.run_javascript(f"strata.edit('{field.html_id}', {json.dumps(self.entry.content)})")
 
     def _cancel(self) -> None:
         self.article.clear()
         with self.article:
             self._show()
-        ui.run_javascript("strata.focusComposer()")
+            ui.run_javascript("strata.focusComposer()")
 
 
 class ModelMessage:
@@ -217,7 +218,7 @@ def speed_text(speed: Speed) -> str:
     reused = f" ({speed.cached_tokens:,} reused)" if speed.cached_tokens else ""
     rate = f" at {speed.per_second:.1f}/s" if speed.per_second else ""
     return (
-        f"prompt {speed.prompt_tokens:,} tokens{reused} · answer {speed.answer_tokens:,} tokens{rate} · "
+        f"prompt {_tokens(speed.prompt_tokens)}{reused} · answer {_tokens(speed.answer_tokens)}{rate} · "
         f"first after {speed.first_s:.2f} s"
     )
 
@@ -244,4 +245,8 @@ def progress_text(run: Run) -> str:
         case "reading":
             return f"reading the prompt: {report.prompt_tokens_read:,} of {report.prompt_tokens:,} tokens"
     rate = f" at {report.tokens_per_s:.1f}/s" if report.tokens_per_s else ""
-    return f"{report.completion_tokens:,} tokens{rate}, {waited}"
+    return f"{_tokens(report.completion_tokens)}{rate}, {waited}"
+
+
+def _tokens(count: int) -> str:
+    return "1 token" if count == 1 else f"{count:,} tokens"

@@ -18,7 +18,6 @@ class Summary:
 
     id: str
     title: str
-    changed: float  # seconds since 1970
 
 
 class Store:
@@ -27,7 +26,7 @@ class Store:
     async def list(self, query: str = "") -> list[Summary]:
         """Conversations in which the words of `query` occur, the last changed first."""
         found = await self._call("list", query)
-        return [Summary(item["id"], item["title"], item["changed"]) for item in found]
+        return [Summary(item["id"], item["title"]) for item in found]
 
     async def load(self, id_: str) -> Conversation | None:
         """A conversation, if there is one of this id; in parts, since what a page sends is bounded."""

@@ -25,6 +25,9 @@ Object.assign(strata, {
         event.target.closest?.(".strata-editing, .strata-call, .q-drawer");
       if (event.key === "Escape" && !elsewhere && strata.answering()) emitEvent("strata_stop");
     });
+    for (const content of document.querySelectorAll(".q-drawer__content[aria-label]")) {
+      content.closest("aside").setAttribute("aria-label", content.getAttribute("aria-label")); // Quasar does not
+    }
     window.addEventListener("focus", () => emitEvent("strata_focus"));
     window.socket.on("disconnect", () => strata.stopSending());
     strata.composerFill(sessionStorage.getItem("strata.draft") || "");
@@ -45,7 +48,10 @@ Object.assign(strata, {
 
   // --- fields for text ---
 
+  // As high as its text, and running as its first letters do; `dir=auto` takes seconds for a long text.
   fit(field) {
+    const letter = field.value.slice(0, 1000).match(/\p{L}/u)?.[0] ?? "";
+    field.dir = /\p{Script=Hebrew}|\p{Script=Arabic}|\p{Script=Syriac}|\p{Script=Thaana}/u.test(letter) ? "rtl" : "ltr";
     field.style.height = "auto";
     field.style.height = `${Math.min(field.scrollHeight, window.innerHeight * 0.4)}px`;
   },
@@ -79,7 +85,8 @@ Object.assign(strata, {
 
   edit(id, text) {
     const field = document.getElementById(id);
-    field.value = field.dataset.before = text;
+    field.dataset.before = text;
+    field.value ||= text; // a person may be faster
     strata.fit(field);
     field.focus();
   },

@@ -38,7 +38,7 @@ strata.store = {
     const all = await strata.store.request("readonly", (store) => store.getAll());
     const found = words.length ? all.filter((record) => strata.store.matches(record, words)) : all;
     found.sort((a, b) => b.changed - a.changed);
-    return found.slice(0, 500).map(({ id, title, changed }) => ({ id, title, changed }));
+    return found.slice(0, 500).map(({ id, title }) => ({ id, title }));
   },
 
   matches(record, words) {
