@@ -6,7 +6,7 @@ from playwright.sync_api import Page
 
 from helpers.npm_file import cached, fetch
 
-VERSION = "4.10.3"
+VERSION = "4.14.1"
 
 
 @cache

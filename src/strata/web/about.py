@@ -98,7 +98,7 @@ async def build(backend: Backend, pages: Sequence[Page]) -> None:
     client = ui.context.client
     url = f"{client.request.url.scheme}://{client.request.url.netloc}"  # as this browser reaches the server
     shell = frame(PAGE, pages, backend, own_files=("chat.css", "monitor.css"))
-    with shell, ui.element("main").classes("strata-page"):
+    with shell, ui.element("div").classes("strata-page"):
         _addresses(url, backend)
         await client.connected()
         clients, facts, installed = await asyncio.to_thread(_read, url, backend)

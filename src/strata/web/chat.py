@@ -59,15 +59,15 @@ class Chat:
         self.settings = SettingsDrawer(self._settings_changed)
         with start:
             icon_button("menu", "Conversations", self.history.drawer.toggle)
-        with ui.element("main").classes("strata-chat") as main:
+        with ui.element("div").classes("strata-chat") as whole:
             actions = Actions(
                 copy=self._copy,
-                edit=acting_on(main, self._edit),
-                again=acting_on(main, self._again),
-                take_result=acting_on(main, self._take_result),
+                edit=acting_on(whole, self._edit),
+                again=acting_on(whole, self._again),
+                take_result=acting_on(whole, self._take_result),
             )
             with ui.element("div").classes("strata-scroll"):
-                self._thread = Thread(self.backend, actions, acting_on(main, self._show_earlier))
+                self._thread = Thread(self.backend, actions, acting_on(whole, self._show_earlier))
             self._composer()
             self._status = ui.label().classes("strata-unseen").props("role=status")
         ui.on("strata_stop", self.stop)

@@ -38,6 +38,7 @@ class History:
             new.props("no-caps outline align=left").classes("strata-new")
             self._search = ui.input(placeholder="Search", on_change=self.refresh)
             self._search.props('dense outlined clearable debounce=250 aria-label="Search conversations"')
+            self._none = ui.label().classes("strata-note")
             self._list = ui.element("ul").classes("strata-list")
         self._open, self._rename, self._remove = (
             acting_on(self.drawer, action) for action in (self._do_open, self._do_rename, self._do_remove)
@@ -64,9 +65,8 @@ class History:
         with self._list:
             for item in self._items:
                 self._item(item)
-            if not self._items:
-                searched = bool(self._search.value)
-                ui.label("Nothing found" if searched else "No conversations yet").classes("strata-note")
+        self._none.text = "Nothing found" if self._search.value else "No conversations yet"
+        self._none.set_visibility(not self._items)
 
     def _item(self, item: Summary) -> None:
         with ui.element("li").classes("strata-item") as line:
@@ -77,7 +77,7 @@ class History:
                 button.props["aria-current"] = "true"
             button.on("click", lambda: self._open(item.id))
             with button:
-                ui.label(item.title or "Untitled")
+                ui.label(item.title or "Untitled").props("dir=auto")
             with icon_button("more_horiz", f"Rename or delete: {item.title}"), ui.menu():
                 ui.menu_item("Rename", lambda: self._rename(item))
                 ui.menu_item("Delete", lambda: self._remove(item))

@@ -33,7 +33,7 @@ class Monitor:
 
     def build(self) -> None:
         """Make the page's elements, and keep them up to date while the page is shown."""
-        with ui.element("main").classes("strata-page"):
+        with ui.element("div").classes("strata-page"):
             with ui.element("div").classes("strata-state").props("role=status"):
                 self._dot = ui.element("span").classes("strata-dot").props("aria-hidden=true")
                 self._state = ui.label()
@@ -48,11 +48,11 @@ class Monitor:
         ui.timer(PERIOD_S, self.refresh)
 
     def _requests(self) -> None:
-        heads = ("Request", "State", "Prompt read", "Written", "Speed", "Age", "")
+        heads = ("Request", "State", "Prompt read", "Written", "Speed", "Age", "Cancel")
         with panel("Requests under way"):
             self._none = ui.label("None.").classes("strata-note")
             with ui.element("div").classes("strata-scroll-x"):
-                self._table = ui.element("table").classes("strata-rows")
+                self._table = ui.element("table").classes("strata-rows strata-requests")
             with self._table:
                 with ui.element("thead"), ui.element("tr"):
                     for head in heads:
@@ -60,7 +60,7 @@ class Monitor:
                         cell.classes("strata-number" if head in ("Written", "Speed", "Age") else "")
                         cell.classes("strata-wide" if head in ("Prompt read", "Age") else "")
                         with cell:
-                            ui.label(head)
+                            ui.label(head).classes("strata-unseen" if head == "Cancel" else "")
                 self._body = ui.element("tbody")
 
     async def refresh(self) -> None:

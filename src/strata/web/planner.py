@@ -169,8 +169,9 @@ class Planner:
         told = speed(*(case.tokens_per_s for case in made.decode)) if made.fits else ""
         with ui.element("tr") as self._rows[made.model]:
             with ui.element("th").props("scope=row"):
-                button = ui.button(made.model.rpartition(" ")[2], on_click=lambda: self._show_detail(made))
-                button.props("flat dense no-caps")
+                quant = made.model.rpartition(" ")[2]
+                button = ui.button(quant, on_click=lambda: self._show_detail(made), color=None)
+                button.props("flat dense no-caps").classes("strata-choice")
             cells = ["yes" if made.fits else "no", *(_size(made, tier) for tier in ("VRAM", "RAM", "disk"))]
             for column, cell in enumerate([*cells, told]):
                 with ui.element("td").classes("strata-wide" if column in (1, 3) else ""):
@@ -240,7 +241,7 @@ def _step(made: Plan) -> None:
 async def build(backend: Backend, pages: Sequence[Page]) -> None:
     """Make the page, and plan for the served model on this machine."""
     shell = frame(PAGE, pages, backend, own_files=("monitor.css",))
-    with shell, ui.element("main").classes("strata-page"):
+    with shell, ui.element("div").classes("strata-page"):
         await ui.context.client.connected()
         info = backend.engine.info
         # The engine's own word for its kernels, e.g. "avx2, 2 threads": here they would bring torch along.

@@ -61,6 +61,8 @@ def frame(
         _theme_button()
         if backend.options.asks_for_key:
             icon_button("logout", "Sign out").props("href=/logout")
+    with ui.element("h1").classes("strata-unseen"):
+        ui.label(page.name)
     yield start
 
 

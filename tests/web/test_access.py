@@ -1,0 +1,52 @@
+"""What screen readers, keyboards and weak eyes need of the pages, by the rules of axe-core."""
+
+from collections.abc import Callable
+
+import pytest
+from helpers.axe import complaints
+from helpers.npm_file import NpmError
+from helpers.web_page import WebPage
+from playwright.sync_api import expect
+from web.conftest import SEEDS
+
+OpenPage = Callable[..., WebPage]
+TOOLS = [{"type": "function", "function": {"name": "weather"}}]
+
+
+def check(page: WebPage) -> None:
+    try:
+        found = complaints(page.page)
+    except NpmError as error:
+        pytest.skip(str(error))
+    assert found == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_chat(open_page: OpenPage, scheme: str) -> None:
+    page = open_page(settings={"seed": SEEDS["code"], "tools": TOOLS}, color_scheme=scheme)
+    page.ask("Show me some code")
+    page.said.hover()
+    page.said.get_by_role("button", name="Edit this message").click()
+    expect(page.page.get_by_label("Your message")).to_have_value("Show me some code")
+    check(page)
+    page.button("Settings").click()
+    page.page.get_by_label("Seed").fill(str(SEEDS["two calls"]))
+    page.page.get_by_label("Temperature").fill("hot")
+    expect(page.page.get_by_text("valid number")).to_be_visible()
+    page.page.wait_for_timeout(400)  # until the drawer has come in
+    check(page)
+    page.page.get_by_label("Temperature").fill("")
+    page.button("Close settings").click()
+    page.ask("How is the weather?")
+    page.page.get_by_role("button", name="Rename or delete").click()
+    page.page.get_by_text("Delete", exact=True).click()
+    expect(page.page.get_by_role("dialog")).to_be_visible()
+    page.page.wait_for_timeout(400)
+    check(page)
+
+
+@pytest.mark.parametrize("path", ["/monitor", "/plan", "/about"])
+def test_other_pages(open_page: OpenPage, path: str) -> None:
+    page = open_page(path, color_scheme="dark" if path == "/plan" else "light")
+    expect(page.page.get_by_role("table").first).to_be_attached()
+    check(page)
