@@ -56,6 +56,7 @@ def test_headers_are_on_errors_too(method: str, path: str, headers: dict, status
     """CASES 64: without them a page cannot even read what was wrong."""
     answer = send(method, path, app_options=ALLOWED, headers=headers | {"Origin": SITE})
     assert (answer.status_code, answer.headers[ALLOW]) == (status, SITE)
+    assert answer.headers["access-control-expose-headers"] == "*"
 
 
 def test_headers_are_on_unexpected_errors(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,6 +28,7 @@ class CorsApp(FastAPI):
             allow_origins=[origin.strip() for origin in origins.split(",")],
             allow_methods=["GET", "HEAD", "POST", "DELETE"],
             allow_headers=["*"],
+            expose_headers=["*"],  # clients in a page read from them, e.g., whether to ask again
             allow_private_network=True,
             max_age=MAX_AGE_S,
         )
