@@ -85,6 +85,7 @@ def test_what_is_still_to_come_says_so(http: httpx.Client, path: str, words: str
     answer = http.post(path, json={"filename": "a.bin"})
     error = answer.json()["error"]
     assert (answer.status_code, error["code"]) == (501, "not_implemented")
+    assert error["type"] == "not_supported_error"
     assert words in error["message"]
     assert answer.headers["x-should-retry"] == "false"
 

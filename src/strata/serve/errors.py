@@ -26,6 +26,7 @@ _TYPES = {
     401: "authentication_error",
     403: "permission_error",
     500: "server_error",
+    501: "not_supported_error",  # llama.cpp's name for it
     503: "server_error",
     # What agents look for to shorten their history (llama.cpp's name for it).
     "context_length_exceeded": "exceed_context_size_error",
