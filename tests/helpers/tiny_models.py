@@ -14,11 +14,11 @@ from strata.formats.mixes import Mix
 from strata.formats.synthetic import SyntheticCheckpoint
 
 TINY = Geometry(
-    "tiny", "llama", layers=1, width=64, vocab=48, context=256, heads=4, kv_heads=2, head_length=16,
-    expert_count=0, used=0, ff=48, rope_base=1e4, rope_dimensions=16, interval=2,
+    "tiny", "llama", layers=1, width=32, vocab=32, context=256, heads=2, kv_heads=1, head_length=16,
+    expert_count=0, used=0, ff=32, rope_base=1e4, rope_dimensions=16, interval=2,
 )  # fmt: skip
-EXPERTS = {"expert_count": 6, "used": 2, "ff": 32}
-HYBRID = {"rope_dimensions": 8, "delta": DeltaNet(2, 4, state=16)}
+EXPERTS = {"expert_count": 4, "used": 2}
+HYBRID = {"rope_dimensions": 8, "delta": DeltaNet(1, 2, state=16)}
 FUSED = {"rope_dimensions": 8, "delta": DeltaNet(2, 4, state=16, fused=True)}
 
 
