@@ -35,6 +35,7 @@ from strata.plan import Wishes
 
 MIB = 1 << 20
 LEARNED = 2048  # tokens of the trace that slots are given out by at first
+TRACED = 8192  # tokens that are then used by position, from the start again at the end
 
 
 def say(*words):
@@ -68,7 +69,7 @@ def main():
     cpu = msgspec.structs.replace(hardware.cpu, memory_bandwidth=memory_bandwidth(hardware.cpu.cores))
     hardware = msgspec.structs.replace(hardware, cards=(card,), cpu=cpu)
     say(f"{card.name}, {cpu.cores} cores {cpu.isa}, memory {cpu.memory_bandwidth / 1e9:.0f} GB/s")
-    trace = Trace.generate(LEARNED + args.context, geometry.layers, geometry.expert_count, geometry.used)
+    trace = Trace.generate(LEARNED + TRACED, geometry.layers, geometry.expert_count, geometry.used)
     learned = np.zeros((geometry.layers, geometry.expert_count), np.float32)
     for layer in range(geometry.layers):
         learned[layer] = np.bincount(trace.ids[:LEARNED, layer].reshape(-1), minlength=geometry.expert_count)
