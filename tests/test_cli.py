@@ -1,19 +1,23 @@
 """The command line from outside: exit codes, one-line errors, help."""
 
+import contextlib
 import json
 import os
 import signal
 import subprocess
 import sys
 import time
+from contextlib import closing
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 
 from strata import __version__
 from strata.cli import COMMANDS, main
 from strata.options import EMBEDDED_MODEL, flag_name, options_of
+from strata.serve.run import address, listen
 from tests.conftest import clean_environment
 
 LOGITS = ["logits", "--model", "none.gguf", "--tokens", "none.json"]
@@ -160,6 +164,32 @@ def test_arguments_of_test_go_to_pytest(run_strata):
 
 def test_pytests_exit_code_is_ours(run_strata):
     assert run_strata("test", "-q", "tests/test_cli.py", "-k", "no_such_test").returncode == 5
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of a terminal")
+def test_ctrl_c_while_the_model_loads_is_said_in_one_line(tmp_path):
+    (tmp_path / "script.jsonl").write_text('["Hi"]\n')
+    with closing(listen("127.0.0.1", 0)) as listener:
+        url = address(listener)
+    line = ["serve", "--model", "scripted:script.jsonl", "--port", url.rpartition(":")[2]]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "strata", *line],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=clean_environment(),
+        text=True,
+        cwd=tmp_path,
+    )
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:  # until it answers, which it does before the engine is there
+        with contextlib.suppress(httpx.TransportError):
+            assert httpx.get(f"{url}/health", trust_env=False).json()["status"] == "loading"
+            break
+        time.sleep(0.05)
+    server.send_signal(signal.SIGINT)
+    output, error = server.communicate(timeout=60)
+    assert (server.returncode, output) == (130, "")
+    assert error.count("\n") == 1 and error.endswith(" stopping; the model was still loading\n")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of a terminal")

@@ -3,6 +3,7 @@
 import importlib.machinery
 import importlib.util
 import json
+import signal
 import subprocess
 import sys
 import threading
@@ -274,3 +275,22 @@ def test_the_script_needs_only_the_standard_library():
         1,
         "strata: --torch metal: the builds are auto, cpu, cuda, rocm\n",
     )
+
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_sigmask"), reason="needs signals")
+def test_ctrl_c_is_held_back_while_python_starts(launcher, monkeypatch):
+    class Gone(Exception):
+        """What comes after `execv`."""
+
+    def execv(*_):
+        masks.append(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+        raise Gone
+
+    masks = []
+    monkeypatch.setattr(launcher.os, "execv", execv)
+    try:
+        with pytest.raises(Gone):
+            launcher.become(["python"])
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    assert masks == [{signal.SIGINT}]

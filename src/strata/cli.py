@@ -14,11 +14,10 @@ from rich.console import Console
 from rich.markup import escape
 
 from strata import __version__
-from strata.configuration import OptionError, let_idle_threads_sleep, load_options
-from strata.errors import StrataError
+from strata.configuration import let_idle_threads_sleep, load_options
+from strata.errors import StrataError, UsageError
+from strata.interrupt import INTERRUPTED, importing
 from strata.options import describe, flag_name, flag_of, options_of, value_type
-
-INTERRUPTED = 130  # a shell's exit code for a command ended by Ctrl+C
 
 # command -> (help, arguments as (name, metavar, help)); run by `strata.commands.<name>.run`
 COMMANDS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
@@ -77,7 +76,9 @@ def _command(name: str) -> Callable[..., None]:
         positional = [values.pop(argument) for argument in arguments]
         options = load_options(name, values)
         let_idle_threads_sleep()
-        import_module(f"strata.commands.{name}").run(options, *positional)
+        with importing():
+            module = import_module(f"strata.commands.{name}")
+        module.run(options, *positional)
 
     parameters = _parameters(name)
     run.__name__ = name
@@ -137,7 +138,7 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         return build_app()(arguments, prog_name="strata", standalone_mode=False) or 0
-    except OptionError as error:
+    except UsageError as error:
         _complain(str(error))
         return 2
     except StrataError as error:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from strata.errors import StrataError
+from strata.errors import StrataError, UsageError
 from strata.options import (
     CONFIG_FILE,
     SCHEMA,
@@ -30,7 +30,7 @@ from strata.options import (
 from strata.outputs import check_output
 
 
-class OptionError(StrataError):
+class OptionError(UsageError):
     """An option is unknown or its value is not allowed; names the flag, or the file and line."""
 
 

@@ -5,6 +5,10 @@ class StrataError(Exception):
     """Base of every error that Strata raises on purpose; its text is shown to the user as it is."""
 
 
+class UsageError(StrataError):
+    """The command line, or what is piped in, is not what the command takes; exit code 2."""
+
+
 class ModelFileError(StrataError):
     """A model file is missing, damaged or inconsistent; the text names file, tensor and numbers."""
 

@@ -5,17 +5,18 @@ import signal
 import threading
 
 from strata.commands.model_path import with_model_path
+from strata.interrupt import importing
 from strata.options import Options
 
 
 def run(options: Options) -> None:
     """Load the model and serve it; the address is the one line on standard output."""
-    from strata.serve.app import create_app
-    from strata.serve.run import run_server
-    from strata.web.app import mount
-
-    if options.attached:
-        threading.Thread(target=_stop_with_stdin, daemon=True).start()
+    with importing():
+        if options.attached:
+            threading.Thread(target=_stop_with_stdin, daemon=True).start()
+        from strata.serve.app import create_app
+        from strata.serve.run import run_server
+        from strata.web.app import mount
     options = with_model_path(options)
     app = create_app(options)
     mount(app, options)
