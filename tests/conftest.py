@@ -30,7 +30,9 @@ def clean_environment() -> dict[str, str]:
 def run_strata(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
     """`run_strata("logits", "--out", ...)`: the command line in a process of its own, in an empty folder."""
 
-    def run(*arguments: str, timeout: float = 60, **variables: str) -> subprocess.CompletedProcess[str]:
+    def run(
+        *arguments: str, timeout: float = 60, piped: str = "", **variables: str
+    ) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
             [sys.executable, "-m", "strata", *arguments],
             cwd=tmp_path,
@@ -38,7 +40,7 @@ def run_strata(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
             capture_output=True,
             text=True,
             timeout=timeout,
-            stdin=subprocess.DEVNULL,
+            input=piped,
         )
 
     return run

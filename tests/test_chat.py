@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
+from strata.cli import main
 from strata.client import ChatClient, Delta, Reply, ServerError, lines
-from strata.commands.chat import Chat, CommandError
+from strata.commands.chat import Chat, CommandError, _piped_message
+from strata.errors import UsageError
 from strata.options import Options
 from strata.terminal import harmless, read_message, show_answer
 from tests.conftest import clean_environment
@@ -316,6 +318,41 @@ def test_what_is_piped_in_is_one_message(capsys):
     assert capsys.readouterr().err == "thinking\nhm\n"
 
 
+def piped(content: bytes) -> str | None:
+    """What `chat` makes of standard input."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content), encoding="utf-8"))
+        return _piped_message()
+
+
+def test_what_is_piped_in_may_hold_broken_characters():
+    assert piped(b" a\n") == "a"
+    assert piped(b"a\xed\xa0\x80") == "a" + 3 * "\N{REPLACEMENT CHARACTER}"
+
+
+@pytest.mark.parametrize("content", [b"", b" \n"])
+def test_a_pipe_without_a_message_is_wrong_usage(content: bytes):
+    with pytest.raises(UsageError, match="nothing came in: pipe a message into"):
+        piped(content)
+
+
+def test_without_standard_input_there_is_no_message(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)  # closed by whoever started us
+    assert main(["chat", "--url", "http://127.0.0.1:1"]) == 2
+
+
+def test_halves_of_characters_are_replaced_before_they_are_sent_saved_or_shown(tmp_path):
+    """From a command line that is no UTF-8, a terminal, or a conversation of others."""
+    chat = chat_with(client_of(piece(content="Hi"), DONE), system="a\udced")
+    chat.answer("b\ud800")
+    sent = chat.client.requests[0]["messages"]
+    assert [m["content"] for m in sent] == ["a\N{REPLACEMENT CHARACTER}", "b\N{REPLACEMENT CHARACTER}"]
+    chat.command(f"/save {tmp_path / 'talk.json'}")
+    assert json.loads((tmp_path / "talk.json").read_text("utf-8"))[:2] == sent
+    chat.console = Console(file=io.TextIOWrapper(io.BytesIO(), encoding="utf-8"))
+    chat.command("/system")
+
+
 def test_an_unanswered_message_is_forgotten():
     chat = chat_with(client_of(status=400, body='{"error": {"message": "too long"}}'))
     with pytest.raises(ServerError, match="too long"):
@@ -397,27 +434,18 @@ def test_a_conversation_in_a_terminal(script, tmp_path):
 
 @pytest.mark.slow
 def test_a_conversation_through_a_pipe(run_strata, script):
-    import subprocess
-
-    answer = subprocess.run(
-        [sys.executable, "-m", "strata", "chat", "--model", script],
-        input="hi\nthere\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        env=clean_environment(),
-    )
+    answer = run_strata("chat", "--model", script, piped="hi\nthere\n")
     assert (answer.returncode, answer.stdout) == (0, "Hello there.\n"), answer.stderr
 
 
 def test_a_model_that_does_not_load_is_said_in_one_line(run_strata):
-    answer = run_strata("chat", "--model", "/none/model.gguf")
+    answer = run_strata("chat", "--model", "/none/model.gguf", piped="hi")
     assert answer.returncode == 1
     assert answer.stderr.startswith("strata: ") and "/none/model.gguf" in answer.stderr
     assert "Traceback" not in answer.stderr
 
 
 def test_a_url_without_a_server_is_said_in_one_line(run_strata):
-    answer = run_strata("chat", "--url", "http://127.0.0.1:1")
+    answer = run_strata("chat", "--url", "http://127.0.0.1:1", piped="hi")
     assert answer.returncode == 1
     assert answer.stderr == "strata: no server answers at http://127.0.0.1:1; `strata serve` starts one\n"

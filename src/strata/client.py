@@ -131,7 +131,9 @@ class ChatClient:
         self.reply = Reply()
         ended = False
         try:
-            with self._http.stream("POST", "/v1/chat/completions", json=body) as response:
+            content = whole_characters(json.dumps(body, ensure_ascii=False)).encode()
+            kind = {"Content-Type": "application/json"}
+            with self._http.stream("POST", "/v1/chat/completions", content=content, headers=kind) as response:
                 if response.is_error:
                     response.read()
                     raise ServerError(_message(response.status_code, response.text))
@@ -153,10 +155,10 @@ class ChatClient:
         reply.timings = event.get("timings") or reply.timings
         for choice in event.get("choices", ()):
             delta = choice.get("delta") or {}
-            if text := _whole(delta.get("reasoning_content")):
+            if text := whole_characters(delta.get("reasoning_content")):
                 reply.thinking += text
                 yield Delta(text, "thinking")
-            if text := _whole(delta.get("content")):
+            if text := whole_characters(delta.get("content")):
                 reply.content += text
                 yield Delta(text)
             for call in delta.get("tool_calls") or ():
@@ -168,8 +170,8 @@ class ChatClient:
         if delta["index"] == len(calls):
             named = {"name": function.get("name") or "", "arguments": ""}
             calls.append({"id": delta.get("id"), "type": "function", "function": named})
-            yield Delta(_whole(named["name"]), "call", delta["index"])
-        if text := _whole(function.get("arguments")):
+            yield Delta(whole_characters(named["name"]), "call", delta["index"])
+        if text := whole_characters(function.get("arguments")):
             calls[delta["index"]]["function"]["arguments"] += text
             yield Delta(text, "call", delta["index"])
 
@@ -190,7 +192,7 @@ def lines(parts: Iterable[bytes]) -> Iterator[str]:
         yield from (line.removesuffix("\r") for line in whole)
 
 
-def _whole(text: str | None) -> str:
+def whole_characters(text: str | None) -> str:
     """`text` without halves of characters, which JSON can hold and no request may."""
     return _SURROGATES.sub("\N{REPLACEMENT CHARACTER}", text or "")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from rich.console import Console
 from rich.segment import Segment, Segments
 
-from strata.client import Delta
+from strata.client import Delta, whole_characters
 
 # A model's text must not move the cursor, rename the window or write to the clipboard (CWE-150).
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
@@ -50,7 +50,9 @@ def _write(console: Console, text: str, style: str = "") -> None:
 
 def say(console: Console, text: str, style: str | None = None) -> None:
     """Print a line as it is: brackets in it are no markup, numbers get no colours."""
-    console.print(text, style=style, markup=False, highlight=False, emoji=False, soft_wrap=True)
+    console.print(
+        whole_characters(text), style=style, markup=False, highlight=False, emoji=False, soft_wrap=True
+    )
 
 
 def read_message(read_line: Callable[[str], str], prompt: str = "> ") -> str:
@@ -90,6 +92,7 @@ def line_reader() -> Callable[[str], str]:
     Where the answers go into a file, a plain reader without a prompt, which would go there too.
     """
     if not sys.stdout.isatty():
+        sys.stdin.reconfigure(errors="replace")
         return lambda prompt: _plain_line()
     from prompt_toolkit import PromptSession
     from prompt_toolkit.key_binding import KeyBindings

@@ -9,9 +9,9 @@ from typing import Any, get_args
 
 from rich.console import Console
 
-from strata.client import ChatClient, ServerError
+from strata.client import ChatClient, ServerError, whole_characters
 from strata.commands.model_path import with_model_path
-from strata.errors import StrataError
+from strata.errors import StrataError, UsageError
 from strata.local_server import LocalServer
 from strata.options import Options, Think
 from strata.terminal import line_reader, read_message, say, show_answer
@@ -37,26 +37,40 @@ class CommandError(StrataError):
 
 
 def run(options: Options) -> None:
-    """Talk until /exit or Ctrl+D; what is piped in is one message, and its answer is all that is written."""
-    console = Console()
+    """Talk until /exit or Ctrl+D; what is piped in is one message, and its answer is all that is written.
+
+    Raises:
+        UsageError: nothing is piped in.
+    """
+    console, message = Console(), _piped_message()
     if options.url:
         key = options.api_key.split(",")[0] if options.api_key else None
         with ChatClient(options.url, key) as client:
-            _talk(Chat(options, client, console))
+            _talk(Chat(options, client, console), message)
         return
     options = with_model_path(options)  # a download shows its own progress
     with LocalServer(options) as server:
         with Console(stderr=True).status("loading the model"):
             url = server.wait_ready()
         with ChatClient(url) as client:
-            _talk(Chat(options, client, console, server))
+            _talk(Chat(options, client, console, server), message)
 
 
-def _talk(chat: "Chat") -> None:
-    if sys.stdin.isatty():
+def _piped_message() -> str | None:
+    """What is piped in; None where a person types."""
+    if sys.stdin is not None and sys.stdin.isatty():
+        return None
+    text = sys.stdin.buffer.read().decode("utf-8", "replace").strip() if sys.stdin is not None else ""
+    if not text:
+        raise UsageError("nothing came in: pipe a message into `strata chat`, or run it in a terminal")
+    return text
+
+
+def _talk(chat: "Chat", message: str | None) -> None:
+    if message is None:
         chat.run()
-    elif text := sys.stdin.buffer.read().decode("utf-8", "replace").strip():
-        chat.once(text)
+    else:
+        chat.once(message)
 
 
 class Chat:
@@ -181,7 +195,7 @@ class Chat:
             raise CommandError("/save: the name of a file is missing")
         text = json.dumps(self.messages, ensure_ascii=False, indent=1)
         try:
-            _path(path).write_text(text + "\n", encoding="utf-8")
+            _path(path).write_text(whole_characters(text) + "\n", encoding="utf-8")
         except OSError as error:
             raise CommandError(f"{path}: cannot be written: {error.strerror}") from error
         say(self.console, f"{len(self.messages)} messages in {path}")
