@@ -207,7 +207,7 @@ def test_ctrl_c_while_serving_is_quiet(tmp_path):
     assert "http://127.0.0.1:" in server.stdout.readline()
     server.send_signal(signal.SIGINT)
     started = time.monotonic()
-    _, error = server.communicate(timeout=20)
+    _, error = server.communicate(timeout=60)
     assert server.returncode in (0, 130)
     assert "Traceback" not in error
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 30
