@@ -66,7 +66,9 @@ def test_the_server_ends_when_its_parent_is_killed(script):
     assert gone(url)
 
 
-def test_a_server_that_ends_early_says_why():
+def test_a_server_that_ends_early_says_why(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "typer.py").write_text("raise ImportError('a file of the person')\n")
     with (
         LocalServer(Options(model="scripted:/none/script.jsonl")) as server,
         pytest.raises(StrataError) as caught,

@@ -40,7 +40,7 @@ class LocalServer:
         self._ready = threading.Event()  # the address is known, or the child has ended
 
     def __enter__(self) -> Self:
-        command = [sys.executable, "-m", "strata", "serve", *command_line(self.options, "serve")]
+        command = [sys.executable, "-P", "-m", "strata", "serve", *command_line(self.options, "serve")]
         group = (
             {"creationflags": subprocess.CREATE_NEW_PROCESS_GROUP}
             if os.name == "nt"

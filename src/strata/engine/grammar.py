@@ -168,7 +168,7 @@ class Checker:
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = subprocess.Popen(
-                [sys.executable, "-m", "strata.engine.grammar_check"],
+                [sys.executable, "-P", "-m", "strata.engine.grammar_check"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,

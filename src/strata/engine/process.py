@@ -79,7 +79,7 @@ class WorkerProcess:
             else {"process_group": 0}
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "strata.engine.worker"],
+            [sys.executable, "-P", "-m", "strata.engine.worker"],
             stdin=subprocess.PIPE,
             stderr=subprocess.PIPE,
             **apart,
