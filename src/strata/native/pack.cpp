@@ -126,8 +126,8 @@ int find_format(const char* name) {
     return -1;
 }
 
-void pack_tiles(const Kernels& kernels, int format, int n, int k, const uint8_t* blocks, uint8_t* planes,
-                int begin, int end) {
+void pack_tiles([[maybe_unused]] const Kernels& kernels, int format, int n, int k, const uint8_t* blocks,
+                uint8_t* planes, int begin, int end) {
     const auto& [layout, pack] = kEntries[format];
     size_t tile_blocks = static_cast<size_t>(k) / layout.gguf_block * layout.gguf_bytes * kTileRows;
     TilePlan plan = plan_tile(layout, k);
