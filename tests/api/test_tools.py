@@ -3,9 +3,11 @@
 import json
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from api.conftest import SEEDS
+from helpers.api_server import ApiServer
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 ASK = [{"role": "user", "content": "How is the weather?"}]
@@ -186,6 +188,16 @@ def test_thinking_that_ends_within_its_budget(client: openai.OpenAI) -> None:
     choice, _ = think(client, "closes", extra_body={"thinking_budget": 100})
     assert choice.message.reasoning_content == "Only the end"
     assert choice.message.content == "shows."
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 2}])
+def test_an_answer_with_a_budget_lets_its_lane_go(
+    client: openai.OpenAI, server: ApiServer, fields: dict
+) -> None:
+    """It keeps it only as long as it may be gone on with."""
+    think(client, "thoughts", extra_body={"thinking_budget": 2}, **fields)
+    status = httpx.get(f"{server.url}/v1/status", trust_env=False).json()
+    assert [lane["busy"] for lane in status["lanes_held"]] == [False, False]
 
 
 def test_an_answer_without_thinking_goes_on_over_the_budget(client: openai.OpenAI) -> None:
