@@ -102,8 +102,9 @@ def test_answer_streams_and_stops(open_page: OpenPage) -> None:
     page = open_page(line="slow")
     page.say("Go on for ever")
     expect(page.answers).to_contain_text("go on on")
-    page.page.keyboard.press("Escape")
+    page.button("Stop").click()
     expect(page.answers).to_contain_text("stopped by you")
+    expect(page.field).to_be_focused()
     length = len(page.answers.inner_text())
     assert length < 4000
     expect(page.button("Send")).to_be_visible()
@@ -121,7 +122,7 @@ def test_reloaded_page_finds_its_answer_under_way(open_page: OpenPage) -> None:
     page.page.wait_for_function(
         f"document.querySelector('.strata-answer').innerText.split('on').length > {words + 20}"
     )
-    page.button("Stop").click()
+    page.page.keyboard.press("Escape")
     expect(page.answers).to_contain_text("stopped by you")
 
 

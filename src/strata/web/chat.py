@@ -17,7 +17,7 @@ from strata.web.history import History
 from strata.web.message import Actions, ModelMessage
 from strata.web.runs import Run, Runs
 from strata.web.settings import SettingsDrawer
-from strata.web.shell import Page, acting_on, frame, icon_button, text_field
+from strata.web.shell import Page, acting_on, complain, frame, icon_button, text_field
 from strata.web.store import TIMEOUT_S, Store
 from strata.web.thread import SHOWN, Thread
 from strata.web.windows import Windows
@@ -122,7 +122,7 @@ class Chat:
             if kept is None:
                 return Conversation(id=id_ or new_id(), settings=await self.store.settings())
         except StrataError as error:
-            ui.notify(str(error), type="negative")
+            complain(error)
             return Conversation()
         if kept.entries and kept.entries[-1].is_unfinished:
             kept.entries[-1].ending = "broken"  # unless it is found under way
@@ -155,7 +155,7 @@ class Chat:
                 if not is_listed:
                     await self.history.refresh()
             except StrataError as error:
-                ui.notify(str(error), type="negative")
+                complain(error)
                 return
             if run is not None and is_over:
                 self.runs.kept(run)

@@ -6,7 +6,7 @@ from nicegui import ui
 
 from strata.errors import StrataError
 from strata.web import dialogs
-from strata.web.shell import acting_on, icon_button
+from strata.web.shell import acting_on, complain, icon_button
 from strata.web.store import Store, Summary
 
 
@@ -49,7 +49,7 @@ class History:
         try:
             items = await self._store.list(self._search.value or "")
         except StrataError as error:
-            ui.notify(str(error), type="negative")
+            complain(error)
             return
         if items != self._items:
             self._items = items

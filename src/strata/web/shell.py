@@ -85,6 +85,12 @@ def text_field(label: str) -> ui.element:
     return field.on("input", js_handler="(e) => strata.fit(e.target)")
 
 
+def complain(error: StrataError) -> None:
+    """Tell a person what is wrong, if the page is still there."""
+    if not ui.context.client.is_deleted:
+        ui.notify(str(error), type="negative")
+
+
 def acting_on(element: ui.element, action: Callable[..., Coroutine]) -> Callable[..., None]:
     """A handler of events that works in the place of `element`.
 
@@ -96,7 +102,7 @@ def acting_on(element: ui.element, action: Callable[..., Coroutine]) -> Callable
         try:
             await action(*arguments)
         except StrataError as error:
-            ui.notify(str(error), type="negative")
+            complain(error)
 
     def handle(*arguments: object) -> None:
         background_tasks.create(act(*arguments), context=element)

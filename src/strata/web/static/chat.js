@@ -152,7 +152,7 @@ Object.assign(strata, {
 
   // Back to the field when what had the focus is gone; on a phone that would bring up the keyboard.
   focusComposer() {
-    const isFree = [null, document.body].includes(document.activeElement);
+    const isFree = !document.activeElement?.offsetParent; // the body, or hidden
     if (isFree && !matchMedia("(pointer: coarse)").matches) strata.composer().focus();
   },
 });
