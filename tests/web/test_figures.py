@@ -44,8 +44,15 @@ def test_the_map_in_words() -> None:
     assert describe(layout, np.zeros((2, 5))) == "10 experts in 2 layers, all in RAM. None was used yet."
     shares = relative_use(np.array([[8, 1, 1, 0, 0], [0, 0, 0, 9, 1]], dtype=np.float32))
     assert describe(layout, shares) == (
-        "10 experts in 2 layers, all in RAM. 20 % of them take 80 % of the recent choices; the busiest is "
+        "10 experts in 2 layers, all in RAM. 20 % of all take 80 % of the recent choices; the busiest is "
         "expert 3 of layer 3, 4.5 × the average."
+    )
+
+
+def test_the_map_says_how_many_are_in_vram() -> None:
+    layout, held = ExpertLayout([1, 3], 5, 1, "VRAM and RAM"), np.arange(10).reshape(2, 5) % 3 == 0
+    assert describe(layout, np.zeros((2, 5)), held) == (
+        "10 experts in 2 layers, all in RAM, 4 of 10 in VRAM too. None was used yet."
     )
 
 

@@ -74,12 +74,14 @@ class Experts:
         total: int64 `[layers, experts]`, how often each was chosen since the model was loaded.
         recent: float32 `[layers, experts]`, a choice weighs half after `half_life_tokens` tokens.
         half_life_tokens: of `recent`.
+        held: bool `[layers, experts]`, those in a card's own memory; None without a card.
     """
 
     layout: ExpertLayout
     total: np.ndarray
     recent: np.ndarray
     half_life_tokens: int
+    held: np.ndarray | None = None
 
 
 async def experts_of(backend: Backend) -> Experts:
@@ -98,7 +100,8 @@ async def experts_of(backend: Backend) -> Experts:
         raise EngineError("the engine is busy with one long step; ask again") from error
     shape = len(layout.layers), layout.experts
     total, recent = np.frombuffer(use.total, "<i8"), np.frombuffer(use.recent, "<f4")
-    return Experts(layout, total.reshape(shape), recent.reshape(shape), use.half_life_tokens)
+    held = np.frombuffer(use.held, bool).reshape(shape) if use.held else None
+    return Experts(layout, total.reshape(shape), recent.reshape(shape), use.half_life_tokens, held)
 
 
 @router.get("/status", response_model_exclude_none=True)
@@ -119,6 +122,8 @@ async def experts(request: Request) -> Response:
         "total": known.total.tolist(),
         "recent": known.recent.tolist(),
     }
+    if known.held is not None:
+        fields["held"] = known.held.tolist()
     # Not through pydantic, which takes ten times as long for the 50 thousand numbers of a large model.
     return Response(msgspec.json.encode(fields), media_type="application/json")
 

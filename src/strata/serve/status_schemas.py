@@ -73,13 +73,15 @@ class ExpertsReport(BaseModel):
     """Where the experts are and how often each was chosen, since the model was loaded and lately.
 
     `total[i][e]` is the count of expert `e` of layer `layout.layers[i]`. In `recent` a choice weighs half
-    after `half_life_tokens` tokens.
+    after `half_life_tokens` tokens. `held` says which experts a card has in its own memory; it is left out
+    without a card.
     """
 
     layout: ExpertLayout
     half_life_tokens: int
     total: list[list[int]]
     recent: list[list[float]]
+    held: list[list[bool]] | None = None
 
 
 class RequestList(BaseModel):

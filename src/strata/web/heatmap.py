@@ -1,4 +1,4 @@
-"""The map of layers and experts: how often each was chosen lately, drawn by the browser on a canvas.
+"""The map of layers and experts: how often each was chosen lately and where it lives, drawn on a canvas.
 
 A canvas rather than a chart: a large model has 25 thousand cells, which as a byte each are one small message
 and one picture a second.
@@ -28,11 +28,15 @@ class HeatMap:
             ui.label("never")
             ui.element("span").classes("strata-heat-scale")
             ui.label(f"{FULL:.0f} × the average")
+            with ui.element("span").classes("strata-heat-held") as self._held:
+                ui.element("span").classes("strata-heat-scale strata-heat-scale-held")
+                ui.label("the same, in VRAM")
 
     def show(self, experts: Experts) -> None:
         """Draw the present use."""
         shares = relative_use(experts.recent)
-        words = describe(experts.layout, shares)
+        words = describe(experts.layout, shares, experts.held)
+        self._held.set_visibility(experts.held is not None)
         self._words.text = words
         self._canvas.props["aria-label"] = f"Map of layers and experts. {words}"
         picture = {
@@ -42,6 +46,7 @@ class HeatMap:
             "experts": experts.layout.experts,
             "full": FULL,
             "cells": base64.b64encode(levels(shares).tobytes()).decode(),
+            "held": None if experts.held is None else base64.b64encode(experts.held.tobytes()).decode(),
         }
         ui.run_javascript(f"strata.drawHeat({json.dumps(picture)})")
 
@@ -57,20 +62,24 @@ def levels(shares: np.ndarray) -> np.ndarray:
     return np.rint(255 * np.sqrt(np.clip(shares / FULL, 0, 1))).astype(np.uint8)
 
 
-def describe(layout: ExpertLayout, shares: np.ndarray) -> str:
-    """The map in words: where the experts are, and how unevenly they are used."""
-    place = {
-        "VRAM and RAM": "RAM, with copies of some in VRAM",
-        "RAM": "RAM",
-        "mapped file": "the mapped file, decoded when used",
-    }[layout.tier]
+def describe(layout: ExpertLayout, shares: np.ndarray, held: np.ndarray | None = None) -> str:
+    """The map in words: where the experts are, and how unevenly they are used.
+
+    Args:
+        layout: of the experts.
+        shares: as of `relative_use`.
+        held: bool of the same shape, those in VRAM; None without a card.
+    """
+    place = "the mapped file, decoded when used" if layout.tier == "mapped file" else "RAM"
     words = f"{shares.size:,} experts in {len(layout.layers)} layers, all in {place}."
+    if held is not None:
+        words = f"{words[:-1]}, {held.sum():,} of {held.size:,} in VRAM too."
     if not shares.any():
         return f"{words} None was used yet."
     ordered = np.sort(shares, axis=None)[::-1].cumsum()
     most = int(np.searchsorted(ordered, 0.8 * ordered[-1])) + 1
     layer, expert = np.unravel_index(shares.argmax(), shares.shape)
     return (
-        f"{words} {100 * most / shares.size:.0f} % of them take 80 % of the recent choices; the busiest is "
+        f"{words} {100 * most / shares.size:.0f} % of all take 80 % of the recent choices; the busiest is "
         f"expert {expert} of layer {layout.layers[layer]}, {shares.max():.1f} × the average."
     )

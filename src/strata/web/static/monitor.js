@@ -8,7 +8,9 @@ strata.drawHeat = (picture) => {
   const canvas = document.getElementById(picture.canvas);
   if (!canvas) return;
   if (!strata.heats.has(canvas)) strata.watchHeat(canvas);
-  picture.levels = Uint8Array.from(atob(picture.cells), (letter) => letter.charCodeAt(0));
+  const bytes = (text) => Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+  picture.levels = bytes(picture.cells);
+  picture.inVram = picture.held === null ? null : bytes(picture.held);
   strata.heats.set(canvas, picture);
   strata.paintHeat(canvas);
 };
@@ -23,20 +25,22 @@ strata.paintHeat = (canvas) => {
   canvas.width = columns;
   canvas.height = rows;
   canvas.style.height = `${Math.round(rows * (upright ? 1 : Math.min(Math.max(480 / rows, 6), 22)))}px`;
-  const colours = strata.heatColours();
+  const colours = [["--raised", "--accent", "--hot"], ["--held-soft", "--held", "--held-hot"]].map(strata.heatColours);
   const image = new ImageData(columns, rows);
   const pixels = new Uint32Array(image.data.buffer);
   for (let layer = 0; layer < layers; layer++)
-    for (let expert = 0; expert < experts; expert++)
-      pixels[upright ? expert * layers + layer : layer * experts + expert] =
-        colours[picture.levels[layer * experts + expert]];
+    for (let expert = 0; expert < experts; expert++) {
+      const cell = layer * experts + expert;
+      const scale = colours[picture.inVram?.[cell] ?? 0];
+      pixels[upright ? expert * layers + layer : cell] = scale[picture.levels[cell]];
+    }
   canvas.getContext("2d").putImageData(image, 0, 0);
 };
 
-// 256 colours as pixels, from the page's own: unused, average, often.
-strata.heatColours = () => {
+// 256 colours as pixels, from three of the page's own: unused, average, often.
+strata.heatColours = (names) => {
   const style = getComputedStyle(document.body);
-  const stops = ["--raised", "--accent", "--hot"].map((name) => {
+  const stops = names.map((name) => {
     const value = parseInt(style.getPropertyValue(name).trim().slice(1), 16);
     return [value >> 16, (value >> 8) & 255, value & 255];
   });
@@ -65,9 +69,10 @@ strata.nameCell = (canvas, event) => {
   const column = Math.floor((event.offsetX / canvas.clientWidth) * canvas.width);
   const row = Math.floor((event.offsetY / canvas.clientHeight) * canvas.height);
   const [layer, expert] = picture.upright ? [column, row] : [row, column];
-  const level = picture.levels[layer * picture.experts + expert];
+  const cell = layer * picture.experts + expert, level = picture.levels[cell];
   if (level === undefined) return;
+  const place = picture.inVram === null ? "" : picture.inVram[cell] ? ", in VRAM" : ", in RAM alone";
   const times = (picture.full * (level / 255) ** 2).toFixed(1);
   const more = level === 255 ? " or more" : "";
-  label.textContent = `layer ${picture.layers[layer]}, expert ${expert}: ${times}${more} × the average`;
+  label.textContent = `layer ${picture.layers[layer]}, expert ${expert}: ${times}${more} × the average${place}`;
 };
