@@ -20,7 +20,7 @@ CHECKPOINT = SimpleNamespace(path=Path("m.gguf"), tensors={"a": SimpleNamespace(
 
 def load(card: str = "auto", **options):
     config = EngineConfig("m.gguf", card=card, **options)
-    return load_on_card(CHECKPOINT, config, 2, lambda done, total: None)
+    return load_on_card(CHECKPOINT, config, 2, lambda done, total: None, print)
 
 
 @pytest.fixture
