@@ -50,8 +50,8 @@ struct TileKernel {
         return I::template pairs<sub_signed>(first, second, half);
     }
 
-    // sum += (sub-scale *) dot product of groups [2 * begin, 2 * end) with each activation row, for the halves
-    // from `half` on that share their loads.
+    // sum += (sub-scale *) dot product of groups [2 * begin, 2 * end) with each activation row, for the
+    // halves from `half` on, which share their loads.
     template <int begin, int end>
     static STRATA_INLINE void add_products(const Decode& d, int step, int half, const uint32_t* a,
                                            const Int (*scales)[2], Dot (*dots)[M], Int (*sum)[M]) {
