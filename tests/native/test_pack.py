@@ -100,3 +100,14 @@ def test_planes_must_start_a_cache_line():
 def test_packed_planes_start_a_cache_line():
     planes = Matrix.from_gguf("Q4_0", 16, 32, np.zeros(16 * 18, np.uint8)).planes
     assert planes.ctypes.data % 64 == 0
+
+
+def test_small_matrices_share_memory_without_meeting():
+    sizes = [1, 64, 1000, 3 << 20, 20 << 20, 7, *([5 << 20] * 8)]  # one is too large to share
+    planes = [empty_planes(size) for size in sizes]
+    for i, (p, size) in enumerate(zip(planes, sizes, strict=True)):
+        assert p.shape == (size,) and p.flags.c_contiguous
+        assert p.ctypes.data % 64 == 0
+        p[:: max(size - 1, 1)] = i  # the first byte and the last
+    for i, p in enumerate(planes):
+        assert p[0] == i and p[-1] == i

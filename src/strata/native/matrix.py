@@ -1,6 +1,7 @@
 """Matrices in planes, and products with them."""
 
 import mmap
+import threading
 from dataclasses import dataclass
 from functools import cache
 
@@ -14,6 +15,7 @@ from strata.native import _core
 _GRID_NAMES = frozenset(f.name for f in GRID)
 _TILE_ROWS = 16
 _ALIGNMENT = 64  # bytes: a cache line, and the widest vector
+_POOL_BYTES = 1 << 25  # small matrices share memory: NumPy asks for huge pages from 4 MiB on
 
 
 def isa() -> str:
@@ -31,8 +33,27 @@ def set_num_threads(n: int) -> None:
     _core.set_num_threads(n, [(core.cpus, core.speed) for core in usable_cpus()])
 
 
+_pool_lock = threading.Lock()
+_pool = np.empty(0, dtype=np.uint8)  # what is left of the memory that small matrices share
+
+
 def empty_planes(num_bytes: int) -> np.ndarray:
-    """Uninitialised uint8 `[num_bytes]` whose first byte starts a cache line."""
+    """Uninitialised uint8 `[num_bytes]` whose first byte starts a cache line.
+
+    Its memory is given back with the last of the neighbours that share it.
+    """
+    global _pool
+    taken = -(-num_bytes // _ALIGNMENT) * _ALIGNMENT
+    if taken > _POOL_BYTES // 2:
+        return _aligned(taken)[:num_bytes]
+    with _pool_lock:
+        if taken > len(_pool):
+            _pool = _aligned(_POOL_BYTES)
+        planes, _pool = _pool[:num_bytes], _pool[taken:]
+    return planes
+
+
+def _aligned(num_bytes: int) -> np.ndarray:
     buffer = np.empty(num_bytes + _ALIGNMENT, dtype=np.uint8)
     start = -buffer.ctypes.data % _ALIGNMENT
     return buffer[start : start + num_bytes]
