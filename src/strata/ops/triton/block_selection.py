@@ -10,12 +10,13 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.ops.triton.arithmetic import pairwise_sum
-from strata.ops.triton.capability import has_few_registers
+from strata.ops.triton.arithmetic import has_matrix_units, pairwise_sum
+from strata.ops.triton.capability import warps
 from strata.ops.triton.kv import PagedKV
 
 SEGMENT = 4096  # blocks whose best are chosen at once
-_TILE, _SMALL_TILE = 64, 16  # blocks that are scored at once, the latter where registers are few
+_TILE = (64, 128)  # blocks that are scored at once, and threads
+_SCALAR_TILE = (16, 256)  # without matrix units, whose part registers then have
 _ROWS = 4  # rows of a tile, times index heads
 
 
@@ -210,7 +211,7 @@ def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Te
     budget, page_blocks, lane_pages = blocks.shape[1], block_keys.shape[1], kv.shape.lane_pages
     block, max_blocks = kv.shape.page // page_blocks, lane_pages * page_blocks
     segments = triton.cdiv(max_blocks, SEGMENT)
-    tile = _SMALL_TILE if has_few_registers() else _TILE
+    tile, threads = _TILE if has_matrix_units() else _SCALAR_TILE
     _score_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(max_blocks, tile))](
         q,
         rows,
@@ -226,7 +227,7 @@ def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Te
         LANE_PAGES=lane_pages,
         ROWS=_ROWS,
         TILE=tile,
-        num_warps=4,
+        num_warps=warps(threads),
         num_stages=1,
         enable_fp_fusion=False,
     )

@@ -14,11 +14,20 @@ TILE = 16
 
 
 @triton.jit
-def sequence_rows(index, taken, past, pending, x, channels, x_stride, HISTORY: tl.constexpr):
-    """Addresses of rows `index` of a lane: HISTORY past ones, `taken` pending ones, then those of `x`."""
-    new = x + (index - HISTORY - taken) * x_stride
-    old = tl.where(index < HISTORY, past + index * channels, pending + (index - HISTORY) * channels)
-    return tl.where(index < HISTORY + taken, old, new)
+def load_rows(index, mask, taken, past, pending, x, columns, channels, x_stride, HISTORY: tl.constexpr):
+    """Rows `index` of a lane, `[rows, columns]`: HISTORY past ones, `taken` pending ones, then those of `x`.
+
+    Each is in one of three places, and is loaded from there only: Triton 3.7 cannot choose between pointers
+    when it compiles for Radeons.
+    """
+    is_past, is_new = (index < HISTORY)[:, None], (index >= HISTORY + taken)[:, None]
+    at = past + index[:, None] * channels + columns[None, :]
+    old = tl.load(at, mask & is_past, other=0)
+    at = pending + (index - HISTORY)[:, None] * channels + columns[None, :]
+    waiting = tl.load(at, mask & (is_past == 0) & (is_new == 0), other=0)
+    at = x + (index - HISTORY - taken)[:, None] * x_stride + columns[None, :]
+    new = tl.load(at, mask & is_new, other=0)
+    return tl.where(is_past, old, tl.where(is_new, new, waiting))
 
 
 @triton.jit
@@ -40,9 +49,9 @@ def convolve_rows(index, is_row, taken, past, pending, x, weight, columns, is_co
     total = tl.zeros(mask.shape, tl.float32)
     for tap in tl.static_range(KERNEL):
         at = index - (KERNEL - 1 - tap) * DILATION
-        rows = sequence_rows(at, taken, past, pending, x, channels, x_stride, HISTORY)
+        rows = load_rows(at, mask, taken, past, pending, x, columns, channels, x_stride, HISTORY)
         factor = tl.load(weight + columns * KERNEL + tap, is_column, other=0.0)
-        product = tl.load(rows[:, None] + columns[None, :], mask, other=0.0) * factor[None, :]
+        product = rows * factor[None, :]
         if tap == 0:
             total = product
         else:
@@ -59,9 +68,10 @@ def advance(taken, count, past, pending, x, columns, is_column, channels, x_stri
     if COMMIT:
         committed += count
     index, row = tl.arange(0, HISTORY_BLOCK), tl.arange(0, TILE)
-    rows = sequence_rows(index + committed, taken, past, pending, x, channels, x_stride, HISTORY)
     mask = (index < HISTORY)[:, None] & is_column[None, :]
-    moved = tl.load(rows[:, None] + columns[None, :], mask, other=0)
+    moved = load_rows(
+        index + committed, mask, taken, past, pending, x, columns, channels, x_stride, HISTORY
+    )  # fmt: skip
     is_pending = (row < count)[:, None] & is_column[None, :]
     if not COMMIT:
         kept = tl.load(x + row[:, None] * x_stride + columns[None, :], is_pending, other=0)

@@ -127,12 +127,13 @@ def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_ga
                     y = y * tl.rsqrt(tl.sum(y * y, 1) + EPSILON)[:, None]
                     if head < KEY_HEADS:
                         y = y * (KEY_DIM**-0.5)
-                row = tl.where(
-                    index < 0,
-                    before + (which * MAX_PENDING + taken + index) * CHANNELS,
-                    convolved + (first + index) * CHANNELS,
-                )
-                tl.store(row[:, None] + columns[None, :], y, is_row[:, None] & is_column[None, :])
+                # Two stores, as `load_rows` has loads.
+                row = convolved + (first + index) * CHANNELS
+                is_cell = (is_row & (index >= 0))[:, None] & is_column[None, :]
+                tl.store(row[:, None] + columns[None, :], y, is_cell)
+                row = before + (which * MAX_PENDING + taken + index) * CHANNELS
+                is_cell = (is_row & (index < 0))[:, None] & is_column[None, :]
+                tl.store(row[:, None] + columns[None, :], y, is_cell)
             if tile == 0:
                 advance(taken, count, past, pending, qkv, columns, is_column, CHANNELS, qkv_stride,
                         KERNEL - 1, HISTORY_BLOCK, TILE, COMMIT)  # fmt: skip

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid, silu
-from strata.ops.triton.convolution import TILE, advance, convolve_rows, sequence_rows
+from strata.ops.triton.convolution import TILE, advance, convolve_rows, load_rows
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 
 BLOCK = 128  # channels that a program convolves
@@ -102,8 +102,10 @@ def _rows(tokens, multipliers, head_sizes, head_offsets, window, pending, lane, 
     hidden = row < 0  # none
     for back in tl.static_range(1, SIZE):
         at = SIZE - 1 + taken + row - back
-        rows = sequence_rows(at, taken, window, pending, tokens, 1, 1, SIZE - 1)
-        previous = tl.load(rows, is_row, other=0)
+        previous = load_rows(
+            at, is_row[:, None], taken, window, pending, tokens, tl.arange(0, 1), 1, 1, SIZE - 1
+        )
+        previous = tl.reshape(previous, [TILE])
         hidden = hidden | (previous == eos)
         mixed = mixed ^ (tl.where(hidden, eos, previous) * tl.load(multipliers + back))
         heads = (back - 1) * HEADS + head
