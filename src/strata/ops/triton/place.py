@@ -100,8 +100,9 @@ def place_misses(
         share: written.
     """
     entries = ids.numel()
+    padded = max(_COMPARED.value, triton.next_power_of_2(entries))
     _place_kernel[(1,)](
         ids, weights, addresses, slots, take, share.host_entry, share.num_entries, share.experts,
         share.rows, share.weights, entries, SLOTS=ids.shape[1],
-        E=max(_COMPARED.value, triton.next_power_of_2(entries)), num_warps=4, enable_fp_fusion=False,
+        E=padded, num_warps=4 if padded == _COMPARED.value else 8, enable_fp_fusion=False,
     )  # fmt: skip
