@@ -22,11 +22,13 @@ from strata.ops.triton.arithmetic import (
     stack_parts,
     unstack,
 )
+from strata.ops.triton.capability import warps
 
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
 WINDOW_COLUMNS = 32
 PROMPT_TILE = (32, 128)  # rows, columns: 32 rows keep NVIDIA's cards to the instruction that windows use
+_SCALAR_TILE = (16, 64)  # without matrix units, whose part registers then have
 
 
 class Workspace:
@@ -227,11 +229,12 @@ def multiply_parts(
         scales: float32 `[rows, groups]`: K is cut into groups, whose sums are multiplied with these.
     """
     (num_rows, num_in), num_columns = parts.shape[1:], weight.shape[0]
-    rows, columns = PROMPT_TILE
+    rows, columns = PROMPT_TILE if has_matrix_units() else _SCALAR_TILE
     _prompt[(triton.cdiv(num_columns, columns), triton.cdiv(num_rows, rows))](
         parts, scales, weight, out, num_rows, num_columns, out.stride(0), K=num_in,
         GROUPS=0 if scales is None else scales.shape[1], ROWS=rows, COLUMNS=columns, SLICE=slice_length,
-        BLOCK=min(dot_block(weight, 64), slice_length), num_warps=8, num_stages=2, enable_fp_fusion=False,
+        BLOCK=min(dot_block(weight, 64), slice_length), num_warps=warps(256), num_stages=2,
+        enable_fp_fusion=False,
     )  # fmt: skip
 
 

@@ -16,6 +16,7 @@ from strata.ops.triton.arithmetic import (
     add_parts,
     dot_part,
     dot_parts,
+    has_matrix_units,
     pairwise_sum,
     sigmoid,
     silu,
@@ -23,6 +24,7 @@ from strata.ops.triton.arithmetic import (
     stack_parts,
     unstack,
 )
+from strata.ops.triton.capability import warps
 from strata.ops.triton.float_matmul import (
     SLICE,
     STACKED_ROWS,
@@ -296,9 +298,9 @@ def read(
     strengths, scales = residual.new_empty(num_rows, streams), residual.new_empty(num_rows, streams)
     multiply = _multiply_window if window else _multiply_prompt
     product = multiply(residual, output, inject, written, scales, weights, workspace)
-    rows, channels, block, warps = 32, 16, 64, 8
+    rows, channels, block = 32 if has_matrix_units() else 16, 16, 64
     if window:
-        rows, channels, block, warps = (4, 16, 128, 4) if num_rows <= STACKED_ROWS else (16, 16, 64, 4)
+        rows, channels, block = (4, 16, 128) if num_rows <= STACKED_ROWS else (16, 16, 64)
     x = residual.new_empty(num_rows, width)
     codes, code_scales = quantized or (x, x)
     arrived, parts = workspace.arrived, None
@@ -314,8 +316,8 @@ def read(
         written, scales, weights.norm, product, parts, weights.up, x, strengths, codes, code_scales, arrived,
         num_rows, product.stride(-2), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
         CHANNELS=channels, BLOCK=dot_block(weights.up, block),
-        INJECT=weights.down.shape[0] > weights.low_rank, QUANTIZE=quantized is not None, num_warps=warps,
-        num_stages=2, enable_fp_fusion=False,
+        INJECT=weights.down.shape[0] > weights.low_rank, QUANTIZE=quantized is not None,
+        num_warps=4 if window else warps(256), num_stages=2, enable_fp_fusion=False,
     )  # fmt: skip
     return written, x, strengths
 
