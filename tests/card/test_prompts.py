@@ -59,6 +59,9 @@ class BytesModel:
         addresses = self.addresses if addresses is None else addresses
         return SimpleNamespace(position=position, accepted=accepted, addresses=addresses)
 
+    def inputs(self, tokens: torch.Tensor, ngrams: None) -> SimpleNamespace:
+        return SimpleNamespace(embedding=tokens, ngrams=ngrams)
+
     def embed(self, inputs) -> SimpleNamespace:
         return SimpleNamespace(last=lambda: None)
 

@@ -42,14 +42,12 @@ def _logits(digests: list[int]) -> np.ndarray:
 class NgramTable:
     """The two tokens before each."""
 
-    width = 2
-
     def new_window(self) -> torch.Tensor:
         return torch.full((2,), -1)
 
-    def __call__(self, ids: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
+    def row_numbers(self, ids: torch.Tensor, window: torch.Tensor) -> torch.Tensor:
         past = torch.cat([window, ids])
-        return torch.stack([past[:-2], past[1:-1]], 1).float()
+        return torch.stack([past[:-2], past[1:-1]], 1)
 
 
 @dataclass
@@ -80,8 +78,9 @@ class TokenModel:
         self.model = SimpleNamespace(
             config=SimpleNamespace(vocab_size=VOCAB, embedding_length=2),
             ple=SimpleNamespace(table=NgramTable()),
-            token_embd=lambda ids: torch.stack([ids, -ids], 1).float(),
         )
+        self.tokens = SimpleNamespace(fetch=lambda ids: torch.stack([ids, -ids], 1).float())
+        self.ngrams = SimpleNamespace(fetch=lambda numbers: numbers.view(-1, 2).float())
         self._state = torch.zeros(lanes, 1, dtype=torch.int64)
         self._pending: list[tuple[int, int]] = []  # of the recurrent layer: lane, token
         self._keys = torch.full((LAYERS, lanes, context), -1)
@@ -93,6 +92,9 @@ class TokenModel:
         return SimpleNamespace(
             lane=lane.tolist(), position=position.tolist(), accepted=accepted.tolist(), commit=commit
         )
+
+    def inputs(self, tokens: torch.Tensor, ngrams: torch.Tensor) -> SimpleNamespace:
+        return SimpleNamespace(embedding=tokens, ngrams=ngrams)
 
     def embed(self, inputs) -> Stream:
         return Stream([[] for _ in inputs.embedding])
