@@ -11,7 +11,8 @@ async def confirm(text: str, yes: str) -> bool:
         ui.label(text)
         _buttons(dialog, yes, lambda: dialog.submit(True), "negative")
     answer = await dialog
-    dialog.delete()
+    if not dialog.is_deleted:  # with its page
+        dialog.delete()
     return answer is True
 
 
@@ -22,7 +23,8 @@ async def ask(label: str, value: str) -> str | None:
         field.on("keydown.enter", lambda: dialog.submit(field.value))
         _buttons(dialog, "Save", lambda: dialog.submit(field.value), "primary")
     answer = await dialog
-    dialog.delete()
+    if not dialog.is_deleted:  # with its page
+        dialog.delete()
     return answer.strip() or None if answer else None
 
 
