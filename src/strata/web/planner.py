@@ -113,9 +113,9 @@ class Planner:
                 self._select("context", "Context", contexts)
             ui.label(
                 "Estimates from the sizes of weights and the bandwidths of the machine, before anything is "
-                "downloaded or loaded: from a slow case to a fast one. Of graphics cards, Strata was measured "
-                "on one alone (docs/plan.md). They hold for large models; the time of a very small one goes "
-                "elsewhere."
+                "downloaded or loaded: from a slow case to a fast one. Of graphics cards, Strata was "
+                "measured on one alone (docs/plan.md). They hold for large models; the time of a very small "
+                "one goes elsewhere."
             ).classes("strata-note")
         self._answer = ui.element("div").classes("strata-answer").props("aria-live=polite")
 
