@@ -154,9 +154,11 @@ def test_experts() -> None:
         "recent": [[0, 0.25, 0.5], [0.75, 1, 1.25]],
     }
     held = np.array([0, 1, 1, 0, 0, 1], dtype=bool)
-    use = ExpertUse(total.tobytes(), recent.tobytes(), 9, held.tobytes())
+    use = ExpertUse(total.tobytes(), recent.tobytes(), 9, held.tobytes(), 7, 2)
     assert ask_app("/v1/experts", use).json() == answer | {
-        "held": [[False, True, True], [False, False, True]]
+        "held": [[False, True, True], [False, False, True]],
+        "hits": 7,
+        "misses": 2,
     }
     assert ask_app("/v1/experts", EngineError("the engine is dead")).status_code == 500
     assert ask_app("/v1/experts", TimeoutError()).json()["error"]["message"].endswith("ask again")

@@ -132,3 +132,14 @@ def test_slots_can_be_given_out_anew():
         inside = (addresses >= first) & (addresses < end)
         assert np.array_equal(inside.reshape(-1), cache.residency.held)
         assert end - first == cache.num_bytes <= budget
+
+
+def test_a_prompt_is_learned_from_and_not_counted():
+    cache = ExpertCache(card := FakeCard(), new_store(card))
+    cache.allocate(TOTAL // 2, slack=1)
+    cache.fill(range(LAYERS * EXPERTS))
+    uses = np.ones(LAYERS * EXPERTS)
+    cache.adapt(uses, at_most=0, is_window=False)
+    assert cache.hits == cache.misses == 0 and (cache.policy.frequency == 1).all()
+    cache.adapt(uses, at_most=0)
+    assert (cache.hits, cache.misses) == (cache.residency.held.sum(), (~cache.residency.held).sum())

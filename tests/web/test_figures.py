@@ -54,6 +54,9 @@ def test_the_map_says_how_many_are_in_vram() -> None:
     assert describe(layout, np.zeros((2, 5)), held) == (
         "10 experts in 2 layers, all in RAM, 4 of 10 in VRAM too. None was used yet."
     )
+    assert "in VRAM too. Answers found 80 % of those that they used there. None" in (
+        describe(layout, np.zeros((2, 5)), held, hits=8, misses=2)
+    )
 
 
 def test_a_card_in_words() -> None:

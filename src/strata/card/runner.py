@@ -179,4 +179,5 @@ class CardRunner:
         if not counts.size:
             return  # a dense model
         moves = affordable_moves(self._link_bandwidth, self._window_s, self.cache.mean_bytes)
-        self.cache.adapt(counts.reshape(-1) * min(1.0, PROMPT_WEIGHT / tokens), moves)
+        weighed = counts.reshape(-1) * min(1.0, PROMPT_WEIGHT / tokens)
+        self.cache.adapt(weighed, moves, is_window=tokens <= WINDOW_ROWS)

@@ -131,6 +131,7 @@ def _load(
         experts=_layout(list(layers), model.config, loaded.host_bytes > 0),
         counts=counts,
         held=lambda: runner.cache.residency.held,
+        found=lambda: (runner.cache.hits, runner.cache.misses),
         close=close,
     )
 

@@ -28,6 +28,7 @@ class LoadedEngine:
         experts: where they are; None: a dense model.
         counts: how often each expert was chosen, by layers that have some.
         held: which experts a card has in its own memory, bool `[layers * experts]`; None without a card.
+        found: how many experts steps have found there, and not found; None without a card.
         close: to be called when nothing is computed any more.
     """
 
@@ -39,4 +40,5 @@ class LoadedEngine:
     experts: ExpertLayout | None
     counts: list[ExpertCounts] = field(default_factory=list)
     held: Callable[[], np.ndarray | None] = _nothing
+    found: Callable[[], tuple[int, int] | None] = _nothing
     close: Callable[[], None] = _nothing

@@ -234,6 +234,8 @@ class ExpertUse(msgspec.Struct, tag=True, frozen=True):
     recent: bytes  # float32
     half_life_tokens: int  # after which a choice weighs half in `recent`
     held: bytes = b""  # uint8, 1 for an expert in a card's own memory; empty without a card
+    hits: int = 0  # experts that decode steps asked for and found there, since the model was loaded
+    misses: int = 0  # and that they did not find there
 
 
 # --- what a worker is started with ------------------------------------------------------------------

@@ -111,8 +111,9 @@ def expert_use(loaded: LoadedEngine | None) -> ExpertUse:
         counts.settle()
     total = b"".join(counts.total.numpy().astype("<i8").tobytes() for counts in layers)
     recent = b"".join(counts.recent.numpy().astype("<f4").tobytes() for counts in layers)
-    held = None if loaded is None else loaded.held()
-    return ExpertUse(total, recent, HALF_LIFE_TOKENS, b"" if held is None else held.tobytes())
+    held, found = (None, None) if loaded is None else (loaded.held(), loaded.found())
+    held_bytes = b"" if held is None else held.tobytes()
+    return ExpertUse(total, recent, HALF_LIFE_TOKENS, held_bytes, *(found or (0, 0)))
 
 
 def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> Loading:

@@ -75,6 +75,7 @@ class Experts:
         recent: float32 `[layers, experts]`, a choice weighs half after `half_life_tokens` tokens.
         half_life_tokens: of `recent`.
         held: bool `[layers, experts]`, those in a card's own memory; None without a card.
+        hits, misses: experts that decode steps asked for, those that were there and those that were not.
     """
 
     layout: ExpertLayout
@@ -82,6 +83,8 @@ class Experts:
     recent: np.ndarray
     half_life_tokens: int
     held: np.ndarray | None = None
+    hits: int = 0
+    misses: int = 0
 
 
 async def experts_of(backend: Backend) -> Experts:
@@ -101,7 +104,8 @@ async def experts_of(backend: Backend) -> Experts:
     shape = len(layout.layers), layout.experts
     total, recent = np.frombuffer(use.total, "<i8"), np.frombuffer(use.recent, "<f4")
     held = np.frombuffer(use.held, bool).reshape(shape) if use.held else None
-    return Experts(layout, total.reshape(shape), recent.reshape(shape), use.half_life_tokens, held)
+    counts = total.reshape(shape), recent.reshape(shape)
+    return Experts(layout, *counts, use.half_life_tokens, held, use.hits, use.misses)
 
 
 @router.get("/status", response_model_exclude_none=True)
@@ -123,7 +127,7 @@ async def experts(request: Request) -> Response:
         "recent": known.recent.tolist(),
     }
     if known.held is not None:
-        fields["held"] = known.held.tolist()
+        fields |= {"held": known.held.tolist(), "hits": known.hits, "misses": known.misses}
     # Not through pydantic, which takes ten times as long for the 50 thousand numbers of a large model.
     return Response(msgspec.json.encode(fields), media_type="application/json")
 

@@ -73,8 +73,8 @@ class ExpertsReport(BaseModel):
     """Where the experts are and how often each was chosen, since the model was loaded and lately.
 
     `total[i][e]` is the count of expert `e` of layer `layout.layers[i]`. In `recent` a choice weighs half
-    after `half_life_tokens` tokens. `held` says which experts a card has in its own memory; it is left out
-    without a card.
+    after `half_life_tokens` tokens. `held` says which experts a card has in its own memory, `hits` and
+    `misses` how many experts the steps of answers found there and did not; they are left out without a card.
     """
 
     layout: ExpertLayout
@@ -82,6 +82,8 @@ class ExpertsReport(BaseModel):
     total: list[list[int]]
     recent: list[list[float]]
     held: list[list[bool]] | None = None
+    hits: int | None = None
+    misses: int | None = None
 
 
 class RequestList(BaseModel):

@@ -35,7 +35,7 @@ class HeatMap:
     def show(self, experts: Experts) -> None:
         """Draw the present use."""
         shares = relative_use(experts.recent)
-        words = describe(experts.layout, shares, experts.held)
+        words = describe(experts.layout, shares, experts.held, experts.hits, experts.misses)
         self._held.set_visibility(experts.held is not None)
         self._words.text = words
         self._canvas.props["aria-label"] = f"Map of layers and experts. {words}"
@@ -62,18 +62,23 @@ def levels(shares: np.ndarray) -> np.ndarray:
     return np.rint(255 * np.sqrt(np.clip(shares / FULL, 0, 1))).astype(np.uint8)
 
 
-def describe(layout: ExpertLayout, shares: np.ndarray, held: np.ndarray | None = None) -> str:
+def describe(
+    layout: ExpertLayout, shares: np.ndarray, held: np.ndarray | None = None, hits: int = 0, misses: int = 0
+) -> str:
     """The map in words: where the experts are, and how unevenly they are used.
 
     Args:
         layout: of the experts.
         shares: as of `relative_use`.
         held: bool of the same shape, those in VRAM; None without a card.
+        hits, misses: experts that steps asked for and found in VRAM, and did not find there.
     """
     place = "the mapped file, decoded when used" if layout.tier == "mapped file" else "RAM"
     words = f"{shares.size:,} experts in {len(layout.layers)} layers, all in {place}."
     if held is not None:
         words = f"{words[:-1]}, {held.sum():,} of {held.size:,} in VRAM too."
+    if hits + misses:
+        words += f" Answers found {100 * hits / (hits + misses):.0f} % of those that they used there."
     if not shares.any():
         return f"{words} None was used yet."
     ordered = np.sort(shares, axis=None)[::-1].cumsum()
