@@ -131,6 +131,7 @@ class FakeNvml(SimpleNamespace):
 
     NVMLError = Unsupported
     NVML_TEMPERATURE_GPU, NVML_CLOCK_SM, NVML_CLOCK_MEM = 0, 1, 2
+    NVML_PCIE_UTIL_TX_BYTES, NVML_PCIE_UTIL_RX_BYTES = 0, 1
     answers: ClassVar = {
         "Name": "NVIDIA GeForce RTX 4090",
         "CudaComputeCapability": (8, 9),
@@ -171,6 +172,8 @@ class FakeNvml(SimpleNamespace):
                 raise Unsupported
             if question == "MaxClockInfo":
                 return {self.NVML_CLOCK_SM: 3105, self.NVML_CLOCK_MEM: 10501}[more[0]]
+            if question == "PcieThroughput":
+                return {self.NVML_PCIE_UTIL_TX_BYTES: 7, self.NVML_PCIE_UTIL_RX_BYTES: 2_100_000}[more[0]]
             return self.answers[question]
 
         return answer
@@ -196,12 +199,21 @@ def test_a_geforce(nvml, tmp_path):
     assert (card.compute_units, card.clock_hz) == (128, 3.105e9)
     assert (card.temperature_c, card.power_w, card.power_limit_w) == (45, 31.5, 450)
     assert card.pci_address == "0000:0b:00.0"
+    assert card.link_load == 2.1e9
     assert fake.closed
 
 
 def test_what_a_card_does_not_tell_is_none(nvml):
-    nvml("Temperature", "PowerUsage", "MaxPcieLinkGeneration", "MemoryBusWidth", "NumGpuCores")
+    nvml(
+        "Temperature",
+        "PowerUsage",
+        "MaxPcieLinkGeneration",
+        "MemoryBusWidth",
+        "NumGpuCores",
+        "PcieThroughput",
+    )
     (card,) = nvidia_cards()
+    assert card.link_load is None
     unknown = (card.temperature_c, card.power_w, card.link_bandwidth, card.bandwidth, card.compute_units)
     assert unknown == (None,) * 5 and card.power_limit_w == 450
 

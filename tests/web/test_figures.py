@@ -65,3 +65,4 @@ def test_a_card_in_words() -> None:
     sensors = {"temperature_c": 61.6, "power_w": 180.2, "pcie_generation": 4, "pcie_width": 16}
     told = describe_card(card.model_copy(update=sensors | {"power_limit_w": 300.0}))
     assert told == "6.0 GiB of 24.0 GiB VRAM in use · 62 °C · 180 W of 300 W · PCIe 4 x16"
+    assert describe_card(card.model_copy(update={"link_load": 2.1e9})).endswith("in use · 2.1 GB/s to it")

@@ -87,9 +87,17 @@ def _nvidia_card(nvml: Any, handle: Any) -> Card:
         temperature_c=ask(nvml.nvmlDeviceGetTemperature, nvml.NVML_TEMPERATURE_GPU),
         power_w=_scaled(ask(nvml.nvmlDeviceGetPowerUsage), 1e-3),
         power_limit_w=_scaled(ask(nvml.nvmlDeviceGetEnforcedPowerLimit), 1e-3),
+        link_load=_link_load(nvml, handle),
         # NVML writes the domain with eight digits.
         pci_address=nvml.nvmlDeviceGetPciInfo(handle).busId[-12:].lower(),
     )
+
+
+def _link_load(nvml: Any, handle: Any) -> float | None:
+    """Bytes per second that the card receives; NVML counts for 20 ms, in thousands."""
+    with contextlib.suppress(nvml.NVMLError):
+        return 1e3 * nvml.nvmlDeviceGetPcieThroughput(handle, nvml.NVML_PCIE_UTIL_RX_BYTES)
+    return None
 
 
 def _scaled(number: float | None, factor: float) -> float | None:

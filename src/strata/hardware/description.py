@@ -36,6 +36,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         compute_units: streaming multiprocessors, or compute units.
         clock_hz: highest of its compute clock.
         temperature_c, power_w, power_limit_w: now.
+        link_load: bytes per second that reach the card over the link now.
         pci_address: `0000:0b:00.0`; tells equal cards apart.
     """
 
@@ -54,6 +55,7 @@ class Card(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    link_load: Annotated[float, Meta(ge=0)] | None = None
     pci_address: str = ""
 
     @property

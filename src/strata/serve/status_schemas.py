@@ -29,6 +29,7 @@ class CardReport(BaseModel):
     temperature_c: float | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    link_load: float | None = None  # bytes per second that reach it
 
 
 class Status(BaseModel):

@@ -135,7 +135,7 @@ class CardRow:
 
 
 def describe_card(card: CardReport) -> str:
-    """`3.1 GiB of 24.0 GiB VRAM in use · 62 °C · 180 W of 300 W · PCIe 4 x16`."""
+    """`3.1 GiB of 24.0 GiB VRAM in use · 62 °C · 180 W of 300 W · PCIe 4 x16 · 2.1 GB/s to it`."""
     told = [f"{size(card.vram_bytes - card.free_bytes)} of {size(card.vram_bytes)} VRAM in use"]
     if card.temperature_c is not None:
         told.append(f"{card.temperature_c:.0f} °C")
@@ -144,6 +144,8 @@ def describe_card(card: CardReport) -> str:
         told.append(f"{card.power_w:.0f} W{limit}")
     if card.pcie_generation is not None and card.pcie_width is not None:
         told.append(f"PCIe {card.pcie_generation} x{card.pcie_width}")
+    if card.link_load is not None:
+        told.append(f"{card.link_load / 1e9:.1f} GB/s to it")
     return " · ".join(told)
 
 
