@@ -26,7 +26,8 @@ import torch
 from strata.card.cache import ExpertCache
 from strata.card.device import Card
 from strata.card.host_experts import HostExperts
-from strata.card.model import CardModel, Inputs
+from strata.card.model import CardModel
+from strata.card.rows import Inputs
 from strata.card.weights import CardWeights
 from strata.formats.checkpoint import TensorInfo
 from strata.formats.geometry import DeltaNet, Geometry

@@ -3,8 +3,8 @@
 import torch
 
 from strata.card.cache import ExpertCache
-from strata.card.model import CardModel, Inputs
-from strata.card.rows import Rows
+from strata.card.model import CardModel
+from strata.card.rows import Inputs, Rows
 from strata.card.weights import CardWeights
 from strata.formats.checkpoint import Checkpoint
 from strata.models import load_model

@@ -175,6 +175,3 @@ class CardModel:
         for layer in range(self.num_layers):
             for tensor in self.state_of(layer, lane):
                 tensor.zero_()
-
-
-__all__ = ["CardModel", "Inputs", "Residual", "Streams"]

@@ -13,9 +13,11 @@ import numpy as np
 import torch
 
 from strata.card.cache import ExpertCache
+from strata.card.decoder import Residual
 from strata.card.device import Ticket
-from strata.card.model import CardModel, Inputs, Streams
-from strata.card.rows import Rows
+from strata.card.hyper_decoder import Streams
+from strata.card.model import CardModel
+from strata.card.rows import Inputs, Rows
 
 # Rows that pass a layer at once; bounds what lies between its kernels, 0.7 GB for Flash-Next's experts.
 PART_ROWS = 4096
@@ -32,7 +34,7 @@ class _Part:
     end: int  # position behind the last row
     inputs: Inputs
     rows: Rows
-    streams: Streams
+    streams: Residual | Streams
 
 
 class PromptReader:
