@@ -16,7 +16,7 @@ CHAT = {"messages": [{"role": "user", "content": "My secret."}], "stream": True}
 
 
 class Answer:
-    """A request that another client sends, in a thread; `events` are those it got."""
+    """A request that another client sends, in a thread; `events` are those it got, or its one error."""
 
     def __init__(self, url: str, **fields: object):
         self.events: list[str] = []
@@ -28,13 +28,14 @@ class Answer:
 
     def _read(self) -> None:
         with httpx.stream("POST", self._url, json=self._body, timeout=120, trust_env=False) as stream:
-            self.events.extend(line for line in stream.iter_lines() if line.startswith("data: {"))
+            lines = (line.removeprefix("data: ") for line in stream.iter_lines())
+            self.events.extend(line for line in lines if line.startswith("{"))
 
     def ended(self) -> dict:
         """The last event, once there is one."""
         self.thread.join(60)
         assert not self.thread.is_alive()
-        return json.loads(self.events[-1].removeprefix("data: "))
+        return json.loads(self.events[-1])
 
 
 def test_monitor_moves_while_a_request_runs_and_cancels_it(
