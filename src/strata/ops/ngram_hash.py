@@ -4,6 +4,7 @@ The last 2, 3, ... `size` tokens are hashed, each n-gram by several heads with t
 laid end to end. All arithmetic is int64 and exact.
 """
 
+import numpy as np
 import torch
 
 
@@ -29,17 +30,17 @@ def ngram_rows(
     Returns:
         int64 `[n, (size - 1) * heads_per_ngram]`.
     """
-    size = multipliers.shape[0]
-    heads_per_ngram = head_sizes.shape[0] // (size - 1)
-    num_tokens = tokens.shape[0]
-    sequence = torch.cat([window, tokens])
-    hidden = torch.zeros(num_tokens, dtype=torch.bool)
-    mixed = tokens * multipliers[0]
-    rows = []
+    # In NumPy: these are a dozen operations on a few numbers, between two steps of a card that waits.
+    factors, sizes, offsets = (given.numpy() for given in (multipliers, head_sizes, head_offsets))
+    size, num_tokens = len(factors), len(tokens)
+    sequence = np.concatenate([window.numpy(), tokens.numpy()])
+    hidden = np.zeros(num_tokens, bool)
+    mixed = sequence[size - 1 :] * factors[0]
+    hashes = np.empty((num_tokens, size - 1), np.int64)
     for back in range(1, size):
         previous = sequence[size - 1 - back : size - 1 - back + num_tokens]
-        hidden = hidden | (previous == eos)
-        mixed = mixed ^ (torch.where(hidden, eos, previous) * multipliers[back])
-        heads = slice((back - 1) * heads_per_ngram, back * heads_per_ngram)
-        rows.append(mixed[:, None] % head_sizes[heads] + head_offsets[heads])
-    return torch.cat(rows, 1)
+        hidden |= previous == eos
+        mixed = mixed ^ (np.where(hidden, eos, previous) * factors[back])
+        hashes[:, back - 1] = mixed
+    rows = hashes.repeat(len(sizes) // (size - 1), axis=1) % sizes + offsets
+    return torch.from_numpy(rows)
