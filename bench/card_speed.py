@@ -135,10 +135,26 @@ def measure(args, runner, vocab):
 
 
 def profile_step(runner):
-    window = runner._windows[1]
+    """What of a step is the card's, in replays one behind the other, and what launching it takes."""
+    graph, replays = runner._windows[1]._graph, 20
+    first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    graph.replay()
+    torch.cuda.synchronize()
+    launches = []
+    first.record()
+    for _ in range(replays):
+        start = time.perf_counter()
+        graph.replay()
+        launches.append(time.perf_counter() - start)
+    last.record()
+    torch.cuda.synchronize()
+    alone = first.elapsed_time(last) / replays
+    say(f"a step alone {alone:.3f} ms; its first launch took the host {1e3 * launches[0]:.3f} ms")
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        window._graph.replay()
+        graph.replay()
         torch.cuda.synchronize()
+    kernels = sum(event.count for event in profile.key_averages())
+    say(f"{kernels} kernels and copies")
     say(profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=50))
 
 
