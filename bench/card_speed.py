@@ -58,57 +58,75 @@ def main():
     parser.add_argument("--profile", action="store_true")
     args = parser.parse_args()
     torch.set_grad_enabled(False)
-    geometry = GEOMETRIES[args.model]
-    geometry = replace(geometry, layers=args.layers or geometry.layers)
+    checkpoint = made_up(args.model, args.quant, args.layers, ngram_rows=100_000)
+    loaded, hardware, learned = load(checkpoint, args.context, 24576 * MIB, args.cpu_share)
+    card, cpu = hardware.cards[0], hardware.cpu
+    cache = loaded.runner.cache
+    without_slots = card.free_bytes - torch.cuda.mem_get_info()[0] - cache.num_bytes
+    total, results = int(cache.residency.size.sum()), []
+    for budget in args.budgets.split(","):
+        hold(cache, learned, total if budget == "all" else int(budget) * MIB - without_slots)
+        result = measure(loaded.runner, list(map(int, args.prompts.split(","))), args.tokens)
+        if args.profile:
+            profile_step(loaded.runner)
+        result |= {"budget_mib": budget, "slots": cache.num_bytes / 1e9, "held": cache.residency.held.mean()}
+        results.append(result)
+        say(json.dumps(result, default=float))
+    if args.json:
+        report = {"card": card.name, "cores": cpu.cores, "isa": cpu.isa, "memory": loaded.memory}
+        report |= {"model": args.model, "quant": args.quant, "layers": checkpoint.geometry.layers}
+        report |= {"chunk": loaded.plan.prefill_chunk, "results": results}
+        args.json.write_text(json.dumps(report, indent=1, default=float))
+    loaded.runner.close()
+
+
+def made_up(model, quant, layers=None, **hyper):
+    """A model with made-up weights; `hyper` changes what only some have."""
+    geometry = GEOMETRIES[model]
+    geometry = replace(geometry, layers=layers or geometry.layers)
     if geometry.hyper is not None:
-        geometry = replace(geometry, hyper=replace(geometry.hyper, ngram_rows=100_000))
-    checkpoint = SyntheticCheckpoint(geometry, find_mix(geometry, args.quant))
-    start = time.perf_counter()
+        geometry = replace(geometry, hyper=replace(geometry.hyper, **hyper))
+    return SyntheticCheckpoint(geometry, find_mix(geometry, quant))
+
+
+def load(checkpoint, context, budget, cpu_share=None):
+    """The model on the card, forced to a trace; the machine; how often an earlier part used each expert."""
+    start, geometry = time.perf_counter(), checkpoint.geometry
     hardware = this_machine(isa=isa())
     number, card = loading.find_card(hardware)
     cpu = msgspec.structs.replace(hardware.cpu, memory_bandwidth=memory_bandwidth(hardware.cpu.cores))
     hardware = msgspec.structs.replace(hardware, cards=(card,), cpu=cpu)
     say(f"{card.name}, {cpu.cores} cores {cpu.isa}, memory {cpu.memory_bandwidth / 1e9:.0f} GB/s")
     trace = Trace.generate(LEARNED + TRACED, geometry.layers, geometry.expert_count, geometry.used)
-    learned = np.zeros((geometry.layers, geometry.expert_count), np.float32)
-    for layer in range(geometry.layers):
-        learned[layer] = np.bincount(trace.ids[:LEARNED, layer].reshape(-1), minlength=geometry.expert_count)
+    learned = trace.counts(0, LEARNED).reshape(-1).astype(np.float32)
     trace = Trace(trace.ids[LEARNED:], trace.experts)
     say(f"trace after {time.perf_counter() - start:.1f} s")
-    wishes = Wishes(context=args.context, lanes=1, vram_budget_bytes=24576 * MIB)
+    wishes = Wishes(context=context, lanes=1, vram_budget_bytes=budget)
     loaded = loading.load_on_card(
-        checkpoint, hardware, number, wishes, lambda *_: None, frequency=learned.reshape(-1), trace=trace,
-        cpu_share=args.cpu_share,
+        checkpoint, hardware, number, wishes, lambda *_: None, frequency=learned, trace=trace,
+        cpu_share=cpu_share,
     )  # fmt: skip
-    runner, cache = loaded.runner, loaded.runner.cache
-    host = runner.model.host
+    host = loaded.runner.model.host
     say(f"loaded after {time.perf_counter() - start:.1f} s; {loaded.memory}")
     say(f"processor takes {host.take[:21].tolist() if host else 0} of 0, 1, ... 20 missed experts")
-    without_slots = card.free_bytes - torch.cuda.mem_get_info(number)[0] - cache.num_bytes
-    total, results = int(cache.residency.size.sum()), []
-    for budget in args.budgets.split(","):
-        room = total if budget == "all" else int(budget) * MIB - without_slots
-        torch.cuda.synchronize()
-        cache.policy.frequency[:] = learned.reshape(-1)
-        cache.allocate(min(room, total), 0 if room >= total else 64)
-        cache.fill(np.argsort(-cache.policy.frequency, kind="stable").tolist())
-        cache.hits = cache.misses = 0
-        result = measure(args, runner, geometry.vocab)
-        result |= {"budget_mib": budget, "slots": cache.num_bytes / 1e9, "held": cache.residency.held.mean()}
-        results.append(result)
-        say(json.dumps(result, default=float))
-    if args.json:
-        report = {"card": card.name, "cores": cpu.cores, "isa": cpu.isa, "memory": loaded.memory}
-        report |= {"model": geometry.name, "quant": args.quant, "layers": geometry.layers}
-        report |= {"chunk": loaded.plan.prefill_chunk, "results": results}
-        args.json.write_text(json.dumps(report, indent=1, default=float))
-    runner.close()
+    return loaded, hardware, learned
 
 
-def measure(args, runner, vocab):
+def hold(cache, learned, room):
+    """Give out slots of so many bytes anew."""
+    total = int(cache.residency.size.sum())
+    torch.cuda.synchronize()
+    cache.policy.frequency[:] = learned
+    cache.allocate(min(room, total), 0 if room >= total else 64)
+    cache.fill(np.argsort(-cache.policy.frequency, kind="stable").tolist())
+
+
+def measure(runner, prompts, tokens):
+    """Tokens per second of prompts of these lengths, and of as many tokens behind the last."""
     cache, lane = runner.cache, next(iter(card_lanes(runner, 0, 8192)))
+    vocab = runner.model.model.config.vocab_size
     rng, result = np.random.default_rng(0), {}
-    for length in map(int, args.prompts.split(",")):
+    for length in prompts:
         times = []
         for _ in range(3 if length <= 4096 else 1):
             lane.reset()
@@ -121,7 +139,7 @@ def measure(args, runner, vocab):
         result[f"prompt_{length}"] = length / statistics.median(times)
     cache.hits = cache.misses = 0
     times = []
-    for _ in range(args.tokens):
+    for _ in range(tokens):
         start = time.perf_counter()
         lane.prepare()
         lane.decode()
@@ -129,8 +147,6 @@ def measure(args, runner, vocab):
     result["decode"] = 1 / statistics.median(times[4:])
     result["decode_mean"] = (len(times) - 4) / sum(times[4:])
     result["hit_rate"] = cache.hits / max(1, cache.hits + cache.misses)
-    if args.profile:
-        profile_step(runner)
     return result
 
 
