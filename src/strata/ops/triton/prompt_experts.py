@@ -4,9 +4,10 @@ import torch
 
 from strata.ops.triton.expert_records import ExpertShape
 from strata.ops.triton.experts import quantize_hidden
-from strata.ops.triton.grouped_matmul import grouped_matmul, sort_rows
+from strata.ops.triton.grouped_matmul import grouped_matmul
 from strata.ops.triton.planes import ACTIVATION_BLOCK
 from strata.ops.triton.quantized_matmul import codebook
+from strata.ops.triton.sorted_rows import sort_rows
 
 
 def compute_prompt_experts(

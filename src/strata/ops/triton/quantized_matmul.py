@@ -9,9 +9,10 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
-from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot, rows_in_order
+from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot
 from strata.ops.triton.planes import TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
+from strata.ops.triton.sorted_rows import rows_in_order
 from strata.ops.triton.tile_product import (
     num_parts,
     num_terms,

@@ -12,7 +12,7 @@ from strata.ops import quantized_matmul as reference
 from strata.ops.triton.catalog import Check, Launch, meta
 from strata.ops.triton.expert_records import ExpertBuffers, ExpertShape, SharedExpert
 from strata.ops.triton.experts import combine_experts, compute_experts
-from strata.ops.triton.grouped_matmul import BLOCKS, grouped_matmul, sort_rows
+from strata.ops.triton.grouped_matmul import grouped_matmul
 from strata.ops.triton.prompt_experts import compute_prompt_experts
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.quantized_matmul import (
@@ -23,6 +23,8 @@ from strata.ops.triton.quantized_matmul import (
     quantized_matmul,
     quantized_matmuls,
 )
+from strata.ops.triton.sorted_rows import BLOCKS, sort_rows
+from strata.ops.triton.unpacked_matmul import unpacked_bytes
 
 _Case = tuple[str, torch.Tensor, torch.Tensor]
 _WIDTHS = {256: 768, 64: 192, 32: 160, 16: 192}  # of rows, by the weights that share a scale
@@ -93,7 +95,7 @@ def _compare_grouped(format: str, device: torch.device) -> Iterator[_Case]:
     planes = [random_planes(format, num_out, num_in, seed) for seed in range(2)]
     on_device = [torch.from_numpy(p).to(device) for p in planes]
     addresses = torch.tensor([p.data_ptr() for p in on_device], device=device)
-    size, grid = num_out * num_in, codebook(format, device)
+    size, grid = unpacked_bytes(format, num_out, num_in), codebook(format, device)
     for num_rows, room in ((5, 0), (34, size)):
         x, ids = _rows(num_rows, num_in), np.resize([1, 0, 1, -1, 1], num_rows)
         want = np.zeros((num_rows, column + num_out), dtype=np.float32)
@@ -282,7 +284,7 @@ def _experts_launch(format: str, down: str, width: int, ff: int, rows: int, slot
 def _launch_prompt(shape: ExpertShape, rows: int, slots: int, unpack: bool = False) -> torch.Tensor:
     ids, host_entry = meta(rows, slots, dtype=torch.int64), meta(rows, slots, dtype=torch.int32)
     quantized = quantize_activations(meta(rows, shape.width))
-    unpacked = meta(64 * shape.ff * shape.width, dtype=torch.int8) if unpack else None
+    unpacked = meta(256 * shape.ff * shape.width, dtype=torch.int8) if unpack else None
     addresses = meta(512, dtype=torch.int64)
     return compute_prompt_experts(shape, addresses, *quantized, ids, host_entry, unpacked=unpacked)
 
