@@ -38,11 +38,16 @@ class EngineError(StrataError):
 
 
 class EngineDied(EngineError):
-    """The engine process ended; `log` holds its last lines, which the text repeats."""
+    """The engine process ended.
 
-    def __init__(self, message: str, log: list[str]):
-        super().__init__("\n".join([message, *(f"  {line}" for line in log)]))
-        self.log = log
+    Args:
+        ending: what ended it, in one line.
+        log: its last lines, which the text repeats for who runs the server; they hold paths of this machine.
+    """
+
+    def __init__(self, ending: str, log: list[str]):
+        super().__init__("\n".join([ending, *(f"  {line}" for line in log)]))
+        self.ending, self.log = ending, log
 
 
 class RequestCancelled(EngineError):
@@ -63,7 +68,7 @@ class EngineClient:
         state: "loading" from a start to its model's readiness, "dead" after an end that nobody asked for.
         info: the model of the present engine, or of the last one.
         progress: how far a loading engine is.
-        failure: why the last engine died or did not load; None once another is started.
+        failure: in one line, why the last engine died or did not load; None once another is started.
         num_running: requests between the call of `generate` and its end, queued ones included.
     """
 
@@ -234,8 +239,8 @@ class EngineClient:
             error, self.state = EngineError(self.failure), "dead"
         else:
             ending = f"was frozen for {self._stall_s:g} s and ended" if self._frozen else _ending(status)
-            error, self.state = EngineDied(f"the engine process {ending}", log), "dead"
-            self.failure = str(error)
+            self.failure = f"the engine process {ending}"
+            error, self.state = EngineDied(self.failure, log), "dead"
         if not self._loaded.done():
             self._loaded.set_exception(error)
         while self._questions:

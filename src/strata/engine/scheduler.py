@@ -225,7 +225,8 @@ class Scheduler:
                 message = str(error)
             else:
                 traceback.print_exc(file=sys.stderr)
-                message = f"the engine failed on this request: {type(error).__name__}: {error}"
+                first = str(error).partition("\n")[0]  # torch's go on with a stack, which is in the log
+                message = f"the engine failed on this request: {type(error).__name__}: {first}"
             lane = job.lane
             self._release(job)
             self._count(failed=1)

@@ -54,7 +54,7 @@ class Backend:
         self.name, self.aliases = model_names(options.model), [options.model, *filter(None, given)]
         self.metrics = Metrics(self.name)
         self.requests = Requests()
-        self.failure: str | None = None  # why the model does not load
+        self.failure: str | None = None  # why the model does not load, in one line
         self._tokenizer: Tokenizer | None = None
         self._chat: ChatFormat | None = None
         self._token_bytes: Callable[[int], bytes] = lambda token_id: b""
@@ -99,7 +99,7 @@ class Backend:
                 group.create_task(asyncio.to_thread(self._load_vocabulary))
                 group.create_task(self.engine.start())
         except ExceptionGroup as errors:
-            self.failure = str(errors.exceptions[0])
+            self.failure = self.engine.failure or str(errors.exceptions[0])
             raise errors.exceptions[0] from None
         info = self.engine.info
         assert info is not None
@@ -204,7 +204,7 @@ class Backend:
         try:
             await self.loaded()
         except StrataError as error:
-            raise EngineError(f"the model does not load: {error}") from error
+            raise EngineError(f"the model does not load: {self.failure}") from error
         if name is not None:
             self.check_name(name)
 

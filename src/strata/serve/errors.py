@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
-from strata.engine.client import EngineError, RequestCancelled
+from strata.engine.client import EngineDied, EngineError, RequestCancelled
 from strata.errors import RequestError
 from strata.serve.anthropic_errors import anthropic_body, is_anthropic
 

@@ -208,8 +208,7 @@ def _state(status: Status) -> str:
         return f"{status.model} · {status.architecture} · {status.kernels}{busy}"
     if status.status == "loading":
         return status.progress or "loading the model"
-    reason = (status.reason or "").partition("\n")[0]  # the engine's last words follow; they are in the log
-    return f"dead: {reason}; {status.note}" if status.note else f"dead: {reason}"
+    return f"dead: {status.reason}; {status.note}" if status.note else f"dead: {status.reason}"
 
 
 _SAMPLERS: dict[Backend, Sampler] = {}  # a process serves one, a test may serve more

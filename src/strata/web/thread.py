@@ -103,5 +103,4 @@ def welcome_text(state: dict) -> str:
         return "What would you like to know?"
     if state["status"] == "loading":
         return f"loading the model: {state['progress']}" if "progress" in state else "loading the model"
-    reason = state["reason"].partition("\n")[0]  # the engine's last words follow; they are in the log
-    return f"the model cannot be asked now: {reason}"
+    return f"the model cannot be asked now: {state['reason']}"
