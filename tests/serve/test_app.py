@@ -211,6 +211,14 @@ def test_null_is_the_default() -> None:
     assert ChatRequest.model_validate(HELLO | dict.fromkeys(fields)) == ChatRequest.model_validate(HELLO)
 
 
+@pytest.mark.parametrize(
+    "body", [HELLO | {"x" * 100_000: 1}, HELLO | {"tool_choice": NAMED | {"y" * 100_000: 1}}]
+)
+def test_errors_repeat_no_more_than_a_little(body: dict) -> None:
+    error = send("POST", CHAT, json=body).json()["error"]
+    assert max(len(error["message"]), len(error["param"])) < 3000
+
+
 def test_bad_field_is_400_in_the_envelope() -> None:
     response = send("POST", CHAT, json=HELLO | {"top_p": 2})
     assert response.status_code == 400

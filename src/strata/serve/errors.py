@@ -33,6 +33,7 @@ _TYPES = {
 }
 # The request that broke the engine would break the next one too; OpenAI's clients heed this.
 _NO_RETRY = {"x-should-retry": "false"}
+MAX_CHARS = 2000  # of a message
 CLIENT_GONE = 499  # nginx's status for the log; nobody receives it
 CANCELLED = 499  # what gRPC's CANCELLED is in HTTP; no client sends such a request again by itself
 
@@ -48,7 +49,13 @@ def envelope(
         kind: the value of `type`.
     """
     kind = kind or _TYPES.get(code or status) or _TYPES.get(status, "invalid_request_error")
+    message, field = _cut(message), field and _cut(field)
     return {"error": {"message": message, "type": kind, "param": field, "code": code}}
+
+
+def _cut(text: str) -> str:
+    """A text that may repeat what the client sent, not at any length."""
+    return text if len(text) <= MAX_CHARS else f"{text[:MAX_CHARS]}…"
 
 
 def describe(error: Exception) -> tuple[int, dict]:
@@ -59,6 +66,9 @@ def describe(error: Exception) -> tuple[int, dict]:
             return status, envelope(status, str(error), error.field, error.code)
         case RequestCancelled():
             return CANCELLED, envelope(CANCELLED, str(error), code="request_cancelled")
+        case EngineDied():
+            message = f"{error.ending}; the server's log says more, and the next request starts a new one"
+            return 500, envelope(500, message, code="engine_error")
         case EngineError():
             return 500, envelope(500, str(error), code="engine_error")
         case HTTPException():
