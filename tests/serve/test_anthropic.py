@@ -81,6 +81,13 @@ def test_refused_fields_are_named(change: dict, field: str, words: str) -> None:
     assert words in str(error)
 
 
+def test_blocks_come_back_with_nulls() -> None:
+    """The `anthropic` package's `model_dump` has one for each field that it knows."""
+    blocks = [text("a") | {"citations": None}, USE | {"toolset_name": None, "new": None}]
+    messages = [*HELLO["messages"], {"role": "assistant", "content": blocks}, *HELLO["messages"]]
+    assert len(MessagesRequest.model_validate(HELLO | {"messages": messages}).turn().messages) == 3
+
+
 def test_structure_and_strict_tools_are_asked_for() -> None:
     schema = {"type": "object"}
     body = HELLO | {"tools": [TOOL | {"strict": True}, TOOL | {"name": "other"}]}

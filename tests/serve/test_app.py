@@ -211,6 +211,15 @@ def test_null_is_the_default() -> None:
     assert ChatRequest.model_validate(HELLO | dict.fromkeys(fields)) == ChatRequest.model_validate(HELLO)
 
 
+def test_null_is_absent_at_every_depth() -> None:
+    """What clients are answered they send back, with a null for whatever else their library knows."""
+    message = {"role": "assistant", "content": "a", "new": None}
+    request = ChatRequest.model_validate(
+        HELLO | {"messages": [message], "stream": True, "stream_options": {}}
+    )
+    assert request.turn().messages == [{"role": "assistant", "content": "a"}]
+
+
 @pytest.mark.parametrize(
     "body", [HELLO | {"x" * 100_000: 1}, HELLO | {"tool_choice": NAMED | {"y" * 100_000: 1}}]
 )

@@ -11,14 +11,25 @@ from strata.options import MAX_TEMPERATURE
 
 
 class Strict(BaseModel):
-    """JSON of the very types that are asked for, and no fields beside them."""
+    """JSON of the very types that are asked for, and no fields beside them.
+
+    One that is null counts as absent: clients send back what they were answered, with a null for whatever
+    else their library knows.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, fields: Any) -> Any:
+        if not isinstance(fields, Mapping):
+            return fields
+        return {name: value for name, value in fields.items() if value is not None}
+
 
 class Body(Strict):
-    """A request's body. A field that is null counts as absent; one that would change the answer and is not
-    served is refused by name, never passed over.
+    """A request's body. A field that would change the answer and is not served is refused by name, never
+    passed over.
 
     Attributes:
         HARMLESS: bookkeeping of other platforms, which is passed over: no value could change an answer.
@@ -40,7 +51,7 @@ class Body(Strict):
             if (value := body.get(name)) is not None and value not in allowed:
                 raise RequestError(f"{name}: not served here", name, "unsupported_parameter")
         dropped = cls.HARMLESS | cls.NOT_SERVED.keys()
-        return {name: value for name, value in body.items() if value is not None and name not in dropped}
+        return {name: value for name, value in body.items() if name not in dropped}
 
 
 class Sampled(Body):

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag
 
 from strata.serve.fields import Strict, others, with_notes
 from strata.serve.messages import Message
@@ -32,15 +32,10 @@ def unsealed(content: str | None) -> str:
 
 
 class Item(Strict):
-    """What all items may have; fields that are null count as absent."""
+    """What all items may have."""
 
     id: str | None = None
     status: Status | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _without_nulls(cls, item: Any) -> Any:
-        return {k: v for k, v in item.items() if v is not None} if isinstance(item, dict) else item
 
 
 class Part(Strict):
