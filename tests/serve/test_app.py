@@ -8,6 +8,7 @@ import sys
 import httpx
 import msgspec
 import pytest
+from fastapi import Request
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
@@ -16,11 +17,12 @@ from strata.engine.messages import Generate, decode_request, encode
 from strata.errors import RequestError, StrataError
 from strata.options import Options
 from strata.serve.app import create_app
-from strata.serve.body import BODY_LIMIT
+from strata.serve.body import BODY_LIMIT, body_as
 from strata.serve.chat import Thinking
 from strata.serve.chat_schemas import ChatRequest
 from strata.serve.errors import from_validation
 from strata.serve.guard import is_loopback
+from strata.serve.llamacpp import TokenizeRequest
 from strata.serve.schemas import CompletionRequest, GenerationRequest
 
 CHAT = "/v1/chat/completions"
@@ -39,6 +41,16 @@ def send(method: str, path: str, *, app_options: dict | None = None, **arguments
             return await client.request(method, path, **arguments)
 
     return asyncio.run(run())
+
+
+def posted(data: bytes) -> Request:
+    """A request with this body."""
+
+    async def receive() -> dict:
+        return {"type": "http.request", "body": data, "more_body": False}
+
+    headers = [(b"content-type", b"application/json")]
+    return Request({"type": "http", "method": "POST", "headers": headers}, receive)
 
 
 def refusal(model: type, body: dict) -> RequestError:
@@ -228,6 +240,12 @@ def test_errors_repeat_no_more_than_a_little(body: dict) -> None:
     assert max(len(error["message"]), len(error["param"])) < 3000
 
 
+def test_half_a_character_costs_no_conversation() -> None:
+    body = b'{"content": "a \\ud83d b \\ud83d\\ude00"}'
+    read = asyncio.run(body_as(TokenizeRequest)(posted(body)))
+    assert read.content == "a \ufffd b \U0001f600"
+
+
 def test_bad_field_is_400_in_the_envelope() -> None:
     response = send("POST", CHAT, json=HELLO | {"top_p": 2})
     assert response.status_code == 400
@@ -237,7 +255,7 @@ def test_bad_field_is_400_in_the_envelope() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"", b"{", b"[1]", b'"x"', b"\xff", b'{"a": NaN}', b'{"a": "\\ud800"}', b"[" * 100_000]
+    "data", [b"", b"{", b"[1]", b'"x"', b"\xff", b'{"a": NaN}', b'{"\\ud800": }', b"[" * 100_000]
 )
 def test_malformed_json_is_400(data: bytes) -> None:
     response = send("POST", CHAT, content=data, headers={"Content-Type": "application/json"})

@@ -142,6 +142,11 @@ def test_broken_arguments_come_back_from_clients() -> None:
     assert text == """[('arguments', '{"city": "K')]"""
 
 
+def test_half_a_character_in_arguments_is_replaced() -> None:
+    source = WRITES_AS_IS.replace("{{ c.function.arguments }}", "{{ c.function.arguments.a }}")
+    assert template(source).render([*HELLO, call('{"a": "\\ud83d!"}')]).text == "\ufffd!"
+
+
 def test_ids_are_shortened_where_the_template_wants_nine_characters() -> None:
     refuse = "{% if c.id | length != 9 %}{{ raise_exception('nine') }}{% endif %}{{ c.id }}"
     source = WRITES_AS_IS.replace("{{ c.function.arguments }}", refuse) + " {{ messages[-1].tool_call_id }}"

@@ -1,5 +1,6 @@
 """A request's body, read and checked; and the answer to it, streaming or not."""
 
+import contextlib
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 from typing import Any, Protocol, TypeVar
@@ -13,6 +14,7 @@ from strata.errors import RequestError
 from strata.serve.backend import Backend
 from strata.serve.errors import CLIENT_GONE, from_validation
 from strata.serve.sse import COMPLETIONS, ClientGone, EventStream, Wire, until_gone, with_pauses
+from strata.serve.surrogates import replace_halves
 
 BODY_LIMIT = 64 << 20  # bytes of a request
 
@@ -38,10 +40,7 @@ def body_as(model: type[M]) -> Callable[[Request], object]:
                 f"the body is sent with Content-Encoding: {encoding}; send it uncompressed",
                 code="unsupported_media_type",
             )
-        try:
-            data = from_json(await _body(request), allow_inf_nan=False)
-        except ValueError as error:
-            raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
+        data = _json(await _body(request))
         if not isinstance(data, dict):
             raise RequestError("the body is not a JSON object", code="invalid_json")
         try:
@@ -50,6 +49,16 @@ def body_as(model: type[M]) -> Callable[[Request], object]:
             raise from_validation(error) from error
 
     return parse
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return from_json(raw, allow_inf_nan=False)
+    except ValueError as error:
+        # Only now, as it takes its time: a text may hold half a character, which the parser refuses.
+        with contextlib.suppress(ValueError):
+            return from_json(replace_halves(raw.decode()), allow_inf_nan=False)
+        raise RequestError(f"the body is not JSON: {error}", code="invalid_json") from error
 
 
 async def _body(request: Request) -> bytes:

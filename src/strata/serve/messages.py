@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from strata.errors import RequestError
+from strata.serve.surrogates import replace_halves
 
 Message = dict[str, Any]
 
@@ -227,7 +228,7 @@ def _parsed_arguments(arguments: Any) -> Any:
     if not isinstance(arguments, str):
         return arguments
     try:
-        parsed = json.loads(arguments or "{}")
+        parsed = json.loads(replace_halves(arguments) or "{}")
     except (ValueError, RecursionError):
         return arguments
     return parsed if isinstance(parsed, dict) else arguments
