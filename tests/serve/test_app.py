@@ -270,8 +270,28 @@ def test_pages_of_other_sites_cannot_post(kind: str | None) -> None:
     assert response.status_code == 415
     assert "Content-Type: application/json" in response.json()["error"]["message"]
     answer = send("OPTIONS", CHAT, headers={"Origin": "http://evil.example"})
-    assert answer.status_code == 405
+    assert answer.status_code == 403
     assert "access-control-allow-origin" not in answer.headers
+
+
+@pytest.mark.parametrize(
+    ("origin", "sites", "status"),
+    [
+        ("http://evil.example", None, 403),
+        ("null", None, 403),  # a file, or a frame in a sandbox
+        ("http://127.0.0.1", None, 200),  # this server's own
+        ("http://127.0.0.1:3000", None, 403),
+        ("http://[", None, 403),
+        ("https://a.example", "https://a.example", 200),
+        ("https://b.example", "https://a.example", 403),
+        ("https://b.example", "*", 200),
+    ],
+)
+def test_pages_of_other_sites_have_nothing_done(origin: str, sites: str | None, status: int) -> None:
+    answer = send("GET", "/v1/models", app_options={"cors_origins": sites}, headers={"Origin": origin})
+    assert answer.status_code == status
+    if status == 403:
+        assert answer.json()["error"]["code"] == "origin_not_allowed"
 
 
 def test_a_compressed_body_is_refused_by_name() -> None:

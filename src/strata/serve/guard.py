@@ -54,8 +54,24 @@ def host_refusal(headers: Headers, options: Options, path: str) -> JSONResponse 
     return as_response(403, envelope(403, message, code="host_not_allowed"), path)
 
 
+def comes_from(headers: Headers, options: Options) -> str | None:
+    """The other site whose page sends a request, if it is none that `--cors-origins` names.
+
+    Of no page, as clients are, and of the server's own there is nothing to tell.
+    """
+    origin = headers.get("origin")
+    if origin is None or origin.rpartition("://")[2].lower() == headers.get("host", "").lower():
+        return None
+    return None if origin in origins(options) else origin
+
+
+def origins(options: Options) -> set[str]:
+    """The sites that may use the server; `*` is any."""
+    return {site.strip() for site in (options.cors_origins or "").split(",")}
+
+
 class Guard:
-    """ASGI middleware that checks `Host` and the key before an endpoint sees a request.
+    """ASGI middleware that checks `Host`, `Origin` and the key before an endpoint sees a request.
 
     Args:
         app: what is guarded.
@@ -74,6 +90,10 @@ class Guard:
         headers = Headers(scope=scope)
         if refusal := host_refusal(headers, self._options, scope["path"]):
             return refusal
+        # Browsers let such a page read no answer, but what it asks for would be done.
+        if "*" not in origins(self._options) and (site := comes_from(headers, self._options)):
+            message = f"pages of {site!r} may not use this server; --cors-origins can let them"
+            return as_response(403, envelope(403, message, code="origin_not_allowed"), scope["path"])
         if scope["path"] not in _OPEN_PATHS and not has_key(headers, self._keys):
             message = "the API key is missing or wrong; send Authorization: Bearer KEY, or X-Api-Key: KEY"
             body = envelope(401, message, code="invalid_api_key")

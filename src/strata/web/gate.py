@@ -7,7 +7,6 @@ websockets obey no same-origin policy (RFC 6455, section 10.2).
 """
 
 from collections.abc import Sequence
-from urllib.parse import urlsplit
 
 from fastapi import Response
 from fastapi.responses import RedirectResponse
@@ -17,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from strata.options import Options
 from strata.serve.errors import as_response, envelope
-from strata.serve.guard import has_key, host_refusal
+from strata.serve.guard import comes_from, has_key, host_refusal
 from strata.serve.keys import Keys
 from strata.web import files, login
 
@@ -68,8 +67,8 @@ class Gate:
         headers, path = Headers(scope=scope), scope["path"]
         if refusal := host_refusal(headers, self._options, path):
             return refusal
-        if not _is_own_origin(headers, self._options):
-            message = f"pages of {headers['origin']!r} may not use the web app"
+        if site := comes_from(headers, self._options):
+            message = f"pages of {site!r} may not use the web app"
             return as_response(403, envelope(403, message, code="origin_not_allowed"), path)
         if path in _SESSION or path.startswith(f"{files.URL}/") or path == "/favicon.ico":
             return None  # what the page that asks for the key is made of
@@ -78,14 +77,6 @@ class Gate:
         if path in self._pages:
             return RedirectResponse(login.path_to(path), 303)
         return as_response(401, envelope(401, "sign in at /login", code="invalid_api_key"), path)
-
-
-def _is_own_origin(headers: Headers, options: Options) -> bool:
-    """Whether a request comes from a page of this server, of a site that may use it, or of no page."""
-    origin = headers.get("origin")
-    if origin is None or urlsplit(origin).netloc.lower() == headers.get("host", "").lower():
-        return True
-    return origin in {site.strip() for site in (options.cors_origins or "").split(",")}
 
 
 def _with_headers(send: Send, scope: Scope) -> Send:
