@@ -143,10 +143,10 @@ def test_no_text_is_lost_where_there_is_no_call(text: str, dialect: Dialect | No
 
 def _without_tags(text: str, opened: bool) -> str:
     """The text without the tags of a think block at its beginning."""
-    if not opened:
-        if not text.lstrip().startswith(OPEN):
-            return text
+    if text.lstrip().startswith(OPEN):
         text = text.lstrip().removeprefix(OPEN)
+    elif not opened:
+        return text
     reasoning, tag, rest = text.partition(CLOSE)
     return reasoning + (rest.lstrip().removeprefix(CLOSE) if tag else "")
 
@@ -162,7 +162,7 @@ def test_thinking_and_answer(fragments: list[str], cuts: list[int], opened: bool
     text = "".join(fragments)
     reasoning, content = "", text
     if opened or text.lstrip().startswith(OPEN):
-        text = text if opened else text.lstrip()[len(OPEN) :]
+        text = text.lstrip()[len(OPEN) :] if text.lstrip().startswith(OPEN) else text
         reasoning, _, content = text.partition(CLOSE)
         content = content.lstrip().removeprefix(CLOSE) if content.lstrip().startswith(CLOSE) else content
         reasoning, content = reasoning.strip("\n"), content.lstrip("\n")
@@ -189,6 +189,12 @@ def test_a_quoted_closing_tag_is_thinking_where_the_tag_is_a_token() -> None:
     assert of.push("\n</think>", closes=True) == []
     assert of.push("\n\nDone") == [ContentDelta("Done")]
     assert of.finish("stop") == [End("stop")]
+
+
+@pytest.mark.parametrize("opening", ["<think>\n", "\n<think>", ""])
+def test_a_block_that_is_opened_twice_is_one(opening: str) -> None:
+    """CASES 37: the prompt may have opened it already."""
+    assert parts(route(f"{opening}hm\n</think>\n\nDone", opened=True))[:2] == ("hm", "Done")
 
 
 def test_a_closing_tag_that_comes_twice_is_no_content() -> None:

@@ -169,8 +169,9 @@ class Router:
 
     def _read_thinking(self, tags: ThinkTags) -> Reader[None]:
         cursor = self._cursor
-        if not self.thinking:
-            self.thinking = bool((yield from accept(cursor, tags.open)))
+        # Some models open once more what the prompt has opened.
+        if (yield from accept(cursor, tags.open)):
+            self.thinking = True
         if not self.thinking:
             return
         yield from skip(cursor, "\n")
