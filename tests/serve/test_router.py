@@ -191,6 +191,15 @@ def test_a_quoted_closing_tag_is_thinking_where_the_tag_is_a_token() -> None:
     assert of.finish("stop") == [End("stop")]
 
 
+def test_a_block_whose_opening_tag_is_spelled_out_is_closed_by_one_that_is() -> None:
+    """Under a grammar the tags' own tokens cannot be written, and a model that wants to think spells them."""
+    spelled = router(None, by_token=True).push("<think>hm</think>\n\nDone")
+    assert spelled == [ReasoningDelta("hm"), ContentDelta("Done")]
+    of = router(None, by_token=True)
+    assert of.push("<think>", opens=True) == []
+    assert of.push("a </think> b") == [ReasoningDelta("a </think> b")]
+
+
 @pytest.mark.parametrize("opening", ["<think>\n", "\n<think>", ""])
 def test_a_block_that_is_opened_twice_is_one(opening: str) -> None:
     """CASES 37: the prompt may have opened it already."""

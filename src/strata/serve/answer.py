@@ -38,7 +38,7 @@ class Answer:
     Args:
         token_bytes: the bytes of a token id.
         router: divides the text.
-        close_id: the token that closes a think block, if it is one.
+        think_ids: the tokens that open and close a think block, if they are such.
         guard: watches for loops; None for no guard.
         everywhere: it watches the whole answer, not the thinking alone.
 
@@ -52,7 +52,7 @@ class Answer:
         self,
         token_bytes: Callable[[int], bytes],
         router: Router,
-        close_id: int | None = None,
+        think_ids: tuple[int | None, int | None] = (None, None),
         guard: LoopGuard | None = None,
         everywhere: bool = False,
     ):
@@ -61,7 +61,8 @@ class Answer:
         self.num_thinking = 0
         self._everywhere = everywhere
         self.looped = False
-        self._token_bytes, self._close_id, self._guard = token_bytes, close_id, guard
+        self._token_bytes, self._guard = token_bytes, guard
+        self._open_id, self._close_id = think_ids
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
         self._num_characters = 0
         self._waiting: list[tuple[Token, int]] = []  # with the character that each begins
@@ -103,7 +104,8 @@ class Answer:
         self.ids.append(token.id)
         if token.logprob is not None:
             self._waiting.append((token, self._num_characters))
-        deltas = self.router.push(self._decode(self._token_bytes(token.id)), token.id == self._close_id)
+        text = self._decode(self._token_bytes(token.id))
+        deltas = self.router.push(text, token.id == self._open_id, token.id == self._close_id)
         self.num_thinking += self.router.thinking
         if self._guard is not None and (self.router.thinking or self._everywhere):
             self.looped = self._guard.push(token.id)

@@ -121,6 +121,7 @@ class ChatFormat:
             (t for t in THINK_TAGS if t.close in template.source or t.close in special), ThinkTags()
         )
         self.may_think = self.tags.close in template.source
+        self.open_id: int | None = special.get(self.tags.open)
         self.close_id: int | None = special.get(self.tags.close)
         # What is text to the router, also where the tokenizer has control tokens for it.
         tags = (self.tags.open, self.tags.close)
@@ -162,7 +163,7 @@ class ChatFormat:
         return Answer(
             self.token_bytes(calls is not None),
             router,
-            self.close_id,
+            (self.open_id, self.close_id),
             guard,
             everywhere=turn.loop_guard is True,
         )
@@ -229,7 +230,7 @@ class ChatFormat:
         begun = tail.endswith((self.tags.open.encode(), self.tags.close.encode()))
         if begun or not self.may_think or turn.thinking.wanted is False or self.close_id is None:
             return None
-        return self.tokenizer.special_tokens.get(self.tags.open)
+        return self.open_id
 
     def _ids(self, text: str) -> list[int]:
         return self.tokenizer.encode_rendered([text])

@@ -65,7 +65,8 @@ class Router:
     Args:
         think: the model's think tags; None where all text is content.
         opened: the prompt ends inside a think block.
-        by_token: the closing tag is a token of its own, and only that token closes a block (see `push`).
+        by_token: the closing tag is a token of its own, and only that token closes a block (see `push`),
+            unless the model has spelled the opening tag out: then it spells the closing one out as well.
         calls: None where tool calls are content.
         stops: stop strings.
 
@@ -86,6 +87,7 @@ class Router:
         self.thinking = opened and think is not None
         self.content: list[tuple[int, int]] = []
         self._think, self._by_token, self._calls = think, by_token, calls
+        self._token_opens = False
         self._cursor = Cursor()
         self._tags: list[int] = []  # where closing tags that are tokens begin
         self._stops = StopFinder(stops)
@@ -109,15 +111,17 @@ class Router:
         """Characters of the text of which it is decided what they are."""
         return self._cursor.settled - self._stops.held
 
-    def push(self, text: str, closes: bool = False) -> list[Delta]:
+    def push(self, text: str, opens: bool = False, closes: bool = False) -> list[Delta]:
         """Take more text.
 
         Args:
             text: goes on from the text before.
-            closes: it ends in the closing think tag, which the model wrote as one token.
+            opens: it ends in the opening think tag, which the model wrote as one token.
+            closes: it ends in the closing think tag, in the same way.
         """
         if self.done:
             return []
+        self._token_opens |= opens
         if closes and self._think:
             arrived = self._cursor.position + len(self._cursor.text) + len(text)
             self._tags.append(arrived - len(self._think.close))
@@ -171,6 +175,7 @@ class Router:
         cursor = self._cursor
         # Some models open once more what the prompt has opened.
         if (yield from accept(cursor, tags.open)):
+            self._by_token &= self.thinking or self._token_opens
             self.thinking = True
         if not self.thinking:
             return
