@@ -219,6 +219,7 @@ def test_several_calls_and_one_only(model: Scripted) -> None:
     two = [("weather", BONN), ("weather_now", {}), ("weather", ULM)]
     text = written(model.dialect, *two)
     assert calls_of(model.answer(text, asked())) == two
+    assert calls_of(model.answer(text + "\n", asked())) == two
     assert calls_of(model.answer(text, asked(parallel=False))) == two[:1]
 
 

@@ -79,8 +79,10 @@ class CallGrammar:
             opening = dialect.further_opening or dialect.named_opening
             further = " | ".join(self._call(name, opening) for name in self._tools)
             between = _quoted(dialect.between) if dialect.between else ""
-            optional = "?" * dialect.between.isspace()  # but what separates the calls of a list must be there
-            calls += f" ({between}{optional} ({further}))*"
+            if dialect.between.isspace():  # behind the last call, too, where it asks for no other
+                calls += f" ({between}? ({further}))* {between}?"
+            else:
+                calls += f" ({between} ({further}))*"
         return f"{calls} {_quoted(dialect.last)}" if dialect.last else calls
 
     def _call(self, name: str, opening: str, begun: str = "") -> str:
