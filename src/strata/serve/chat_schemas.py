@@ -21,6 +21,8 @@ _BUDGETS = ("reasoning_budget_tokens", "thinking_budget_tokens", "thinking_token
 MAX_TOOLS = 1024
 
 
+# What the openai package has added to an answer that comes back; the answer itself says it already.
+Unread = Annotated[Any, Field(exclude=True)]
 _TEXT_PARTS = ("text", "input_text", "output_text")
 
 
@@ -55,6 +57,7 @@ class Function(Strict):
 
     name: str
     arguments: str | dict[str, Any] = ""
+    parsed_arguments: Unread = None
 
 
 class ToolCall(Strict):
@@ -81,6 +84,7 @@ class Message(Strict):
     annotations: list[Any] | None = None
     audio: None = None
     function_call: None = None
+    parsed: Unread = None
 
     @model_validator(mode="before")
     @classmethod
