@@ -61,24 +61,11 @@ void use_isa(const std::string& name) {
 
 // Fills the codebook `name` from its bytes, in the order of the indices.
 void set_grid(const std::string& name, ReadBytes bytes) {
-    struct Target {
-        const char* name;
-        void* table;
-        size_t bytes;
-    };
-    const Target targets[] = {
-        {"IQ1_S", grids.iq1, sizeof grids.iq1},           {"IQ2_XXS", grids.iq2_xxs, sizeof grids.iq2_xxs},
-        {"IQ2_XS", grids.iq2_xs, sizeof grids.iq2_xs},    {"IQ2_S", grids.iq2_s, sizeof grids.iq2_s},
-        {"IQ3_XXS", grids.iq3_xxs, sizeof grids.iq3_xxs}, {"IQ3_S", grids.iq3_s, sizeof grids.iq3_s},
-    };
-    for (const Target& target : targets) {
-        if (name != target.name) continue;
-        expect("size of the codebook in bytes", bytes.size(), target.bytes);
-        std::memcpy(target.table, bytes.data(), target.bytes);
-        pack_grids();
-        return;
-    }
-    fail("no codebook named " + name);
+    std::span<uint8_t> table = codebook(name);
+    if (table.empty()) fail("no codebook named " + name);
+    expect("size of the codebook in bytes", bytes.size(), table.size());
+    std::memcpy(table.data(), bytes.data(), table.size());
+    pack_grids();
 }
 
 std::vector<std::string> formats() {

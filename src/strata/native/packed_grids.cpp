@@ -21,6 +21,17 @@ void pack_entries(const Entry (&entries)[n]) {
 
 }  // namespace
 
+std::span<uint8_t> codebook(std::string_view name) {
+    const auto bytes = [](auto& table) { return std::span(reinterpret_cast<uint8_t*>(table), sizeof table); };
+    if (name == "IQ1_S") return bytes(grids.iq1);
+    if (name == "IQ2_XXS") return bytes(grids.iq2_xxs);
+    if (name == "IQ2_XS") return bytes(grids.iq2_xs);
+    if (name == "IQ2_S") return bytes(grids.iq2_s);
+    if (name == "IQ3_XXS") return bytes(grids.iq3_xxs);
+    if (name == "IQ3_S") return bytes(grids.iq3_s);
+    return {};
+}
+
 void pack_grids() {
     pack_entries<IQ2_XXS>(grids.iq2_xxs);
     pack_entries<IQ2_XS>(grids.iq2_xs);

@@ -1,6 +1,9 @@
 // Codebooks for vectors of bytes: 16 bits an entry, a field of 2 bits (IQ2) or 4 (IQ3) for each weight.
 #pragma once
 
+#include <cstdint>
+#include <span>
+#include <string_view>
 #include <type_traits>
 
 #include "formats.hpp"
@@ -39,7 +42,10 @@ constexpr int field_magnitude(int field) {
     return field;
 }
 
-// Fills packed_grids from the codebooks as they come from Python.
+// The codebook `name`, to be filled from its bytes as they come from Python; empty if there is none.
+std::span<uint8_t> codebook(std::string_view name);
+
+// Fills packed_grids from the codebooks.
 void pack_grids();
 
 }  // namespace strata
