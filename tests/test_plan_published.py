@@ -19,7 +19,7 @@ FLASH, CODER = "qwen3.8-flash-next", "qwen3.8-flash-next-coder"
 # card, cores, kernels, GB/s of RAM, GiB of RAM, what of the card differs from its sheet
 PCS = {
     "5070": ("rtx 5070", 6, "avx512", 62, 64, {"pcie_generation": 4}),  # Ryzen 5 7600, DDR5-5200
-    "5090 x8": ("rtx 5090", 8, "avxvnni", 75, 96, {"pcie_width": 8}),  # i9-13900K
+    "5090 x8": ("rtx 5090", 8, "avx_vnni", 75, 96, {"pcie_width": 8}),  # i9-13900K
     "5090": ("rtx 5090", 16, "avx512", 70, 128, {}),  # 9950X3D, DDR5-5600
     "3090": ("rtx 3090", 8, "avx512", 70, 160, {}),  # Ryzen 9700X
     "7900 xtx": ("rx 7900 xtx", 6, "avx2", 45, 64, {}),  # Ryzen 5 5600X

@@ -26,9 +26,9 @@ LANE_BYTES = {
 COPY_SHARE = 0.87  # of that: 55 of 63 GB/s were measured on generation 5 x 16
 # Bytes of weights that a core multiplies in a second; AVX2 from bench/cpu_kernels.py on Zen 3, VNNI:
 # FIELD.md F 3.1
-CORE_BYTES = {"avx2": 5e9, "avxvnni": 10e9, "avx512": 12e9, "amx": 12e9, "": 1e9, "portable": 1e9}
+CORE_BYTES = {"avx2": 5e9, "avx_vnni": 10e9, "avx512": 12e9, "amx": 12e9, "": 1e9, "portable": 1e9}
 # Multiply-adds of prompts likewise; above AVX2 in proportion to what an instruction does
-CORE_PRODUCTS = {"avx2": 20e9, "avxvnni": 40e9, "avx512": 80e9, "amx": 400e9, "": 1e9, "portable": 2e9}
+CORE_PRODUCTS = {"avx2": 20e9, "avx_vnni": 40e9, "avx512": 80e9, "amx": 400e9, "": 1e9, "portable": 2e9}
 KERNELS_PER_LAYER = 12  # of a step, or of a chunk of a prompt
 HANDSHAKE_S = 8e-6  # the smallest job from a card and back: docs/JOBS.md, on an H200
 CPU_ROW = 0.3  # of an expert's time, for each further row (F 3.4: from two rows on products are the limit)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from strata.cost import CORE_BYTES, CORE_PRODUCTS
 from strata.native import _core
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -30,3 +31,7 @@ def test_all_sets_of_the_processor_are_offered_and_no_others():
     if not may_use_tiles():
         flags.discard("amx_int8")
     assert _core.isas() == [*(name for name, needs in NEEDS.items() if needs <= flags), "portable"]
+
+
+def test_plans_know_the_speed_of_every_set():
+    assert {*NEEDS, "portable"} <= CORE_BYTES.keys() & CORE_PRODUCTS.keys()
