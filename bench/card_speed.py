@@ -89,17 +89,25 @@ def made_up(model, quant, layers=None, **hyper):
     return SyntheticCheckpoint(geometry, find_mix(geometry, quant))
 
 
-def load(checkpoint, context, budget, cpu_share=None):
-    """The model on the card, forced to a trace; the machine; how often an earlier part used each expert."""
+def made_up_routes(geometry):
+    """A trace, and how often an earlier part of it used each expert, float32 `[layers * experts]`."""
+    trace = Trace.generate(LEARNED + TRACED, geometry.layers, geometry.expert_count, geometry.used)
+    learned = trace.counts(0, LEARNED).reshape(-1).astype(np.float32)
+    return Trace(trace.ids[LEARNED:], trace.experts), learned
+
+
+def load(checkpoint, context, budget, cpu_share=None, routes=None):
+    """The model on the card, forced to a trace; the machine; how often an earlier part used each expert.
+
+    `routes` are as of `made_up_routes`, which makes them otherwise.
+    """
     start, geometry = time.perf_counter(), checkpoint.geometry
     hardware = this_machine(isa=isa())
     number, card = loading.find_card(hardware)
     cpu = msgspec.structs.replace(hardware.cpu, memory_bandwidth=memory_bandwidth(hardware.cpu.cores))
     hardware = msgspec.structs.replace(hardware, cards=(card,), cpu=cpu)
     say(f"{card.name}, {cpu.cores} cores {cpu.isa}, memory {cpu.memory_bandwidth / 1e9:.0f} GB/s")
-    trace = Trace.generate(LEARNED + TRACED, geometry.layers, geometry.expert_count, geometry.used)
-    learned = trace.counts(0, LEARNED).reshape(-1).astype(np.float32)
-    trace = Trace(trace.ids[LEARNED:], trace.experts)
+    trace, learned = routes or made_up_routes(geometry)
     say(f"trace after {time.perf_counter() - start:.1f} s")
     wishes = Wishes(context=context, lanes=1, vram_budget_bytes=budget)
     loaded = loading.load_on_card(
