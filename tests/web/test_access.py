@@ -1,8 +1,9 @@
 """What screen readers, keyboards and weak eyes need of the pages, by the rules of axe-core."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
+from helpers.api_server import ApiServer
 from helpers.axe import complaints
 from helpers.npm_file import NpmError
 from helpers.web_page import WebPage
@@ -50,3 +51,25 @@ def test_other_pages(open_page: OpenPage, path: str) -> None:
     page = open_page(path, color_scheme="dark" if path == "/plan" else "light")
     expect(page.page.get_by_role("table").first).to_be_attached()
     check(page)
+
+
+@pytest.fixture(scope="module")
+def keyed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with ApiServer([["x"]], tmp_path_factory.mktemp("keyed"), "--api-key", "open sesame") as server:
+        yield server
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_signing_in_with_the_keyboard(open_page: OpenPage, keyed: ApiServer, scheme: str) -> None:
+    page = open_page(url=keyed.url, width=320, height=480, color_scheme=scheme)
+    check(page)
+    page.page.keyboard.type("guess")  # the field has the focus
+    page.page.keyboard.press("Enter")
+    expect(page.page.get_by_role("alert")).to_contain_text("not a key of this server")
+    assert page.fits()
+    check(page)
+    page.complaints.clear()  # the console says that the key was answered 401
+    page.page.keyboard.type("open sesame")
+    page.page.keyboard.press("Enter")
+    expect(page.field).to_be_visible()
+    page.page.get_by_role("link", name="About").click(trial=True)  # the model's name does not cover it
