@@ -73,6 +73,7 @@ def create_app(settings: Options) -> CorsApp:
     app.state.backend = backend
     app.state.keys = keys
     app.state.responses = ResponseStore()
+    app.state.before_stop = []  # awaited when the server stops, while its connections still last
     for protocol in (openai, responses, anthropic, llamacpp, status):
         app.include_router(protocol.router)
     app.add_middleware(Guard, options=settings, keys=keys)

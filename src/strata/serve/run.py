@@ -22,6 +22,14 @@ LAST_S = 5  # for the engine's end and the last words, before connections are cu
 BACKLOG = 2048
 
 
+class _Server(uvicorn.Server):
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop, after what the application wants to do before its connections are closed."""
+        for last_act in self.config.app.state.before_stop:
+            await last_act()
+        await super().shutdown(sockets)
+
+
 def run_server(app: CorsApp) -> None:
     """Serve until SIGTERM, or SIGINT, which raises KeyboardInterrupt when all is closed.
 
@@ -42,7 +50,7 @@ def run_server(app: CorsApp) -> None:
         timeout_graceful_shutdown=DRAIN_S + LAST_S,
         server_header=False,
     )
-    server = uvicorn.Server(config)
+    server = _Server(config)
     with contextlib.closing(listen(settings.host, settings.port)) as listener, _orderly_sigterm(server):
         url = address(listener)
         asyncio.run(_serve(server, app.state.backend, listener, url))

@@ -47,6 +47,7 @@ def mount(app: FastAPI, settings: Options) -> None:
         tailwind=False,  # it watches the page for class names, which would slow a stream down
         show_welcome_message=False,
     )
+    app.state.before_stop.append(chat.keep_answers)
     inner = app.router.lifespan_context
 
     @asynccontextmanager

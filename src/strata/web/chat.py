@@ -357,4 +357,11 @@ async def build(backend: Backend, pages: Sequence[Page]) -> None:
 # Of all pages of this process, which has one web app (see `app.mount`).
 _RUNS = Runs()
 _WINDOWS: Windows[Chat] = Windows()
+
+
+async def keep_answers() -> None:
+    """Have browsers keep what is being written; the server stops."""
+    await _RUNS.end()
+
+
 PAGE = Page("/", "Chat", "chat_bubble_outline", build)

@@ -21,6 +21,7 @@ from strata.serve.timings import timings
 from strata.web.conversation import Call, Conversation, Entry, Speed
 
 UNWATCHED_S = 300.0  # an answer that no page shows is ended after so many seconds, or else forgotten
+KEEPING_S = 2.0  # for browsers to keep what is there of an answer when the server stops
 _log = logging.getLogger("strata.web")
 
 
@@ -188,6 +189,16 @@ class Runs:
         """A browser has kept the whole answer."""
         if run.done and self._runs.get(run.conversation.id) is run:
             del self._runs[run.conversation.id]
+
+    async def end(self) -> None:
+        """End all answers as broken off, and wait a moment until browsers have kept those that pages show."""
+        shown = [run for run in self._runs.values() if run.watchers]
+        await asyncio.gather(*(run.stop("broken") for run in self._runs.values()))
+        deadline = time.monotonic() + KEEPING_S
+        while any(self._runs.get(run.conversation.id) is run for run in shown):
+            if time.monotonic() > deadline:
+                return
+            await asyncio.sleep(0.02)
 
     async def _tidy(self) -> None:
         """End and forget what no page shows; runs only while there is something."""

@@ -1,0 +1,24 @@
+"""The page Chat when its server ends."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from helpers.api_server import ApiServer
+from helpers.web_page import WebPage
+from playwright.sync_api import expect
+
+OpenPage = Callable[..., WebPage]
+COUNTING = [item for i in range(3000) for item in (f"{i} ", {"sleep": 0.02})]
+
+
+def test_what_is_written_when_the_server_stops_is_kept(open_page: OpenPage, tmp_path: Path) -> None:
+    with ApiServer([COUNTING], tmp_path) as server:
+        page = open_page(url=server.url)
+        page.say("Count")
+        expect(page.answers).to_contain_text(" 20 ")
+        seen = page.answers.locator(".strata-text").last.inner_text()
+    with ApiServer([COUNTING], tmp_path, "--port", str(server.port)):
+        expect(page.answers).to_contain_text("broken off: the server was stopped")  # it comes back by itself
+        assert page.answers.locator(".strata-text").last.inner_text().startswith(seen.strip())
+        page.page.goto("about:blank")
+    page.complaints.clear()  # the console says that the server was gone
