@@ -35,6 +35,14 @@ def test_client_pages_get_the_models_context() -> None:
     assert '"max_input_tokens": 262144' in large["aider"] and '"max_output_tokens": 16384' in large["aider"]
 
 
+def test_client_pages_ask_for_a_key_wherever_one_is_set() -> None:
+    pages = {page.name: page.text for page in client_pages("http://h", "m", has_key=True)}
+    assert "ANTHROPIC_AUTH_TOKEN=YOUR-KEY" in pages["Claude Code"]
+    assert '"ANTHROPIC_AUTH_TOKEN": "YOUR-KEY"' in pages["Claude Code"]
+    assert '"apiKey": "YOUR-KEY"' in pages["opencode"] and "apiKey: YOUR-KEY\n" in pages["Continue"]
+    assert sum(text.count("none") for text in pages.values()) == 1  # Codex's least effort
+
+
 def test_client_pages_are_those_of_docs_where_all_is_as_they_say() -> None:
     shown = {page.text for page in client_pages("http://127.0.0.1:8080", "qwen3-coder", 65_536)}
     for path in CLIENTS.glob("[!R]*.md"):

@@ -20,7 +20,7 @@ CLIENTS = Path(strata.__file__).parents[2] / "docs" / "clients"
 _PAGES_URL, _PAGES_MODEL, _PAGES_CONTEXT = "http://127.0.0.1:8080", "qwen3-coder", 65_536
 _ANSWER = 16_384  # tokens of the longest answer, where the context has room for it
 _WINDOW = 100_000, 200_000  # what Claude Code can be told that its window is
-_NO_KEY = re.compile(r"(\b[A-Z_]+(?:KEY|TOKEN)=)none\b")  # for a server that asks for none
+_NO_KEY = re.compile(r"""((?:KEY|TOKEN|Key)"?(?:=|: "?))none\b""")  # for a server that asks for none
 _LINK = re.compile(r"\[([^\]]*)\]\((?!https?://)[^)]*\)")
 
 
