@@ -118,3 +118,17 @@ def test_time_is_bounded_for_hostile_text(unit: str) -> None:
     begin = time.process_time()
     render(unit * 50_000)
     assert time.process_time() - begin < 5
+
+
+@pytest.mark.parametrize("nested", ["> " * 30, "- " * 30, "- > " * 30])
+def test_nothing_is_left_out_of_deep_nesting(nested: str) -> None:
+    text = f"*First*\n\n{nested}inside\n\n*last*\n"
+    html = render(text)
+    assert "<em>First</em>" in html and "inside" in html and "last" in html
+    assert nested.replace(">", "&gt;") in html
+
+
+def test_a_quote_runs_as_its_first_letters_do() -> None:
+    """`dir=auto` heeds no letters of parts that have a direction of their own."""
+    html = render("> שלום\n>\n> hello\n")
+    assert html.count("dir=") == 1 and '<blockquote dir="auto">' in html

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Sequence
 from html import escape
+from itertools import pairwise
 
 from markdown_it import MarkdownIt
 from markdown_it.renderer import RendererHTML
@@ -31,6 +32,8 @@ _COLOURED_LIVE = 2_000  # while it is still growing
 _MARKED = 10_000  # characters of one paragraph; in hostile ones the work grows with the square of them
 _FORMATTER = HtmlFormatter(nowrap=True)
 _DIRECTED = {"paragraph_open", "heading_open", "bullet_list_open", "ordered_list_open", "blockquote_open"}
+_NESTING = {"blockquote_open", "list_item_open"}
+_DEEPEST = 19  # level at which these have nothing in them; CommonMark's preset goes that far
 _SAFE_LINK = re.compile(r"(https?://|mailto:)", re.IGNORECASE)
 
 
@@ -66,9 +69,25 @@ def _parser() -> MarkdownIt:
     parser = MarkdownIt("commonmark", {"html": False}, renderer_cls=_Renderer)
     parser.enable(["table", "strikethrough"])
     parser.validateLink = lambda url: _SAFE_LINK.match(url) is not None
+    parser.core.ruler.after("block", "depth", _flatten_deepest)
     parser.core.ruler.at("inline", _parse_paragraphs)
     parser.core.ruler.push("direction", _set_directions)
     return parser
+
+
+def _flatten_deepest(state: StateCore) -> None:
+    """Show blocks as they were written that nest so deeply that markdown-it leaves out what is in them."""
+    tokens, lines = state.tokens, state.src.split("\n")
+    tops = [i for i, token in enumerate(tokens) if token.level == 0 and token.nesting >= 0]
+    state.tokens = []
+    for begin, end in pairwise([*tops, len(tokens)]):
+        block = tokens[begin:end]
+        if any(token.level >= _DEEPEST and token.type in _NESTING for token in block):
+            # To the next block's begin: it may have left out lines behind its own, too.
+            first, last = block[0].map[0], tokens[end].map[0] if end < len(tokens) else len(lines)
+            text = "\n".join(lines[first:last]) + "\n"
+            block = [Token("fence", "code", 0, content=text, map=[first, last])]
+        state.tokens += block
 
 
 def _parse_paragraphs(state: StateCore) -> None:
@@ -83,9 +102,12 @@ def _parse_paragraphs(state: StateCore) -> None:
 
 
 def _set_directions(state: StateCore) -> None:
-    """Let each block run as its first letters do, whatever the language of the page."""
+    """Let each block run as its first letters do, whatever the language of the page.
+
+    What is in a quote or list runs as all of it: no letter of a part with its own direction would count.
+    """
     for token in state.tokens:
-        if token.type in _DIRECTED:
+        if token.level == 0 and token.type in _DIRECTED:
             token.attrSet("dir", "auto")
 
 
