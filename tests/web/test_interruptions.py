@@ -1,5 +1,6 @@
-"""The page Chat when its server ends."""
+"""The page Chat when its server ends, and when a person goes back."""
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -22,3 +23,23 @@ def test_what_is_written_when_the_server_stops_is_kept(open_page: OpenPage, tmp_
         assert page.answers.locator(".strata-text").last.inner_text().startswith(seen.strip())
         page.page.goto("about:blank")
     page.complaints.clear()  # the console says that the server was gone
+
+
+def test_back_leads_to_the_conversation_before(open_page: OpenPage) -> None:
+    page = open_page(line="hello")
+    page.ask("First")
+    first = page.page.url
+    page.button("New conversation").click()
+    expect(page.answers).to_have_count(0)
+    page.ask("Second")
+    second = page.page.url
+    page.page.go_back()
+    expect(page.said).to_have_text(re.compile("First"))
+    assert page.page.url == first
+    page.page.go_forward()
+    expect(page.said).to_have_text(re.compile("Second"))
+    assert page.page.url == second
+    page.page.get_by_role("link", name="About").click()
+    expect(page.region("For clients")).to_be_visible()
+    page.page.go_back()
+    expect(page.said).to_have_text(re.compile("Second"))

@@ -71,6 +71,7 @@ class Chat:
             self._composer()
             self._status = ui.label().classes("strata-unseen").props("role=status")
         ui.on("strata_stop", self.stop)
+        ui.on("strata_went", lambda event: self.open(event.args))  # "back" and "forward" of the browser
         ui.on("strata_focus", self.history.refresh)  # another window may have begun a conversation
 
     def _composer(self) -> None:

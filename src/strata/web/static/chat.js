@@ -28,6 +28,7 @@ Object.assign(strata, {
     for (const content of document.querySelectorAll(".q-drawer__content[aria-label]")) {
       content.closest("aside").setAttribute("aria-label", content.getAttribute("aria-label")); // Quasar does not
     }
+    window.addEventListener("popstate", () => emitEvent("strata_went", strata.named()));
     window.addEventListener("focus", () => emitEvent("strata_focus"));
     window.socket.on("disconnect", () => strata.stopSending());
     strata.composerFill(sessionStorage.getItem("strata.draft") || "");
@@ -37,9 +38,15 @@ Object.assign(strata, {
     return !document.querySelector(".strata-stop").classList.contains("hidden");
   },
 
-  // The address names the conversation, so that a reload finds it.
+  // The address names the conversation, so that a reload finds it, and "back" the one before.
   opened(id) {
-    history.replaceState(null, "", `?c=${encodeURIComponent(id)}`);
+    const before = strata.named(), address = `?c=${encodeURIComponent(id)}`;
+    if (before === null) history.replaceState(null, "", address);
+    else if (before !== id) history.pushState(null, "", address);
+  },
+
+  named() {
+    return new URLSearchParams(location.search).get("c");
   },
 
   closeDrawer(id) {
