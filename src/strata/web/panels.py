@@ -19,17 +19,23 @@ def panel(name: str) -> ui.element:
     return section
 
 
-def rows(heads: Sequence[str], table: Iterable[Sequence[str]], wide: Collection[int] = ()) -> None:
+def rows(
+    heads: Sequence[str],
+    table: Iterable[Sequence[str]],
+    wide: Collection[int] = (),
+    numbers: Collection[int] = (),
+) -> None:
     """A table of texts whose first column names the rows.
 
     Args:
         heads: of the columns; none for a table of two columns that needs no heads.
         table: its rows.
         wide: columns that a narrow window does without.
+        numbers: columns of numbers.
     """
 
     def classes(column: int) -> str:
-        return "strata-wide" if column in wide else ""
+        return f"{'strata-wide' if column in wide else ''} {'strata-number' if column in numbers else ''}"
 
     with (
         ui.element("div").classes("strata-scroll-x"),

@@ -236,7 +236,7 @@ def _step(made: Plan) -> None:
     with panel("A step of writing, in milliseconds"):
         cases = zip(*(case.terms for case in made.decode), strict=True)
         table = [(slow.name, *(f"{1e3 * case.seconds:.2f}" for case in (slow, fast))) for slow, fast in cases]
-        rows(("Part", "Slow case", "Fast case"), table)
+        rows(("Part", "Slow case", "Fast case"), table, numbers=(1, 2))
 
 
 async def build(backend: Backend, pages: Sequence[Page]) -> None:
