@@ -9,6 +9,8 @@ from strata.web import dialogs
 from strata.web.shell import acting_on, complain, icon_button
 from strata.web.store import Store, Summary
 
+LISTED = 100  # conversations at first; a page with many more in it is slow
+
 
 class History:
     """The drawer with the list.
@@ -31,6 +33,7 @@ class History:
         self._on_rename, self._on_remove = on_rename, on_remove
         self._current: str | None = None
         self._items: list[Summary] = []
+        self._most = LISTED
         # Quasar opens it where the window is wide; NiceGUI's own way asks the browser, which may be too slow.
         with ui.left_drawer(value=False, bordered=True).classes("strata-history") as self.drawer:
             self.drawer.props('show-if-above width=280 aria-label="Conversations"')
@@ -39,7 +42,10 @@ class History:
             self._search = ui.input(placeholder="Search", on_change=self.refresh)
             self._search.props('dense outlined clearable debounce=250 aria-label="Search conversations"')
             self._none = ui.label().classes("strata-note")
-            self._list = ui.element("ul").classes("strata-list")
+            with ui.element("div").classes("strata-list-box"):
+                self._list = ui.element("ul").classes("strata-list")
+                self._more = ui.button("Show older ones", on_click=self._show_more, color=None)
+                self._more.props("flat no-caps").classes("strata-note")
         self._open, self._rename, self._remove = (
             acting_on(self.drawer, action) for action in (self._do_open, self._do_rename, self._do_remove)
         )
@@ -47,7 +53,7 @@ class History:
     async def refresh(self) -> None:
         """Show the list as the browser has it."""
         try:
-            items = await self._store.list(self._search.value or "")
+            items = await self._store.list(self._search.value or "", self._most + 1)
         except StrataError as error:
             complain(error)
             return
@@ -60,11 +66,16 @@ class History:
         self._current = id_
         self._show()
 
+    async def _show_more(self) -> None:
+        self._most += LISTED
+        await self.refresh()
+
     def _show(self) -> None:
         self._list.clear()
         with self._list:
-            for item in self._items:
+            for item in self._items[: self._most]:
                 self._item(item)
+        self._more.set_visibility(len(self._items) > self._most)
         self._none.text = "Nothing found" if self._search.value else "No conversations yet"
         self._none.set_visibility(not self._items)
 

@@ -23,9 +23,10 @@ class Summary:
 class Store:
     """The browser's store, as seen from a page of it. The functions behind it are in `static/store.js`."""
 
-    async def list(self, query: str = "") -> list[Summary]:
-        """Conversations in which the words of `query` occur, the last changed first."""
-        found = await self._call("list", query)
+    async def list(self, query: str, most: int) -> list[Summary]:
+        """Of the conversations in which the words of `query` occur, the `most` that were changed last, in
+        that order."""
+        found = await self._call("list", query, most)
         return [Summary(item["id"], item["title"]) for item in found]
 
     async def load(self, id_: str) -> Conversation | None:

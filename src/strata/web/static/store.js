@@ -33,18 +33,26 @@ strata.store = {
     });
   },
 
-  async list(query) {
+  // The `most` that were changed last of those with all words of the query.
+  async list(query, most) {
     const words = query.toLowerCase().split(/\s+/).filter(Boolean);
     const all = await strata.store.request("readonly", (store) => store.getAll());
     const found = words.length ? all.filter((record) => strata.store.matches(record, words)) : all;
     found.sort((a, b) => b.changed - a.changed);
-    return found.slice(0, 500).map(({ id, title }) => ({ id, title }));
+    return found.slice(0, most).map(({ id, title }) => ({ id, title }));
   },
 
   matches(record, words) {
-    const said = JSON.parse(record.text).entries.map((entry) => entry.content);
-    const text = [record.title, ...said].join("\n").toLowerCase();
+    const text = [record.title, ...strata.store.said(record)].join("\n").toLowerCase();
     return words.every((word) => text.includes(word));
+  },
+
+  said(record) {
+    try {
+      return JSON.parse(record.text).entries.map((entry) => entry.content);
+    } catch { // one that cannot be read must not hide the others
+      return [];
+    }
   },
 
   async part(id, start) {
