@@ -16,6 +16,8 @@ LINES: dict[str, list] = {
     "other": ["Another ", "answer."],
     "thinking": ["<think>", "\nLet me", {"sleep": 0.6}, " see.\n", "</think>", "\n\n", "It is ", "**4**."],
     "slow": ["go ", *(["on ", {"sleep": 0.02}] * 1500)],
+    "nothing": [],
+    "thoughts alone": ["<think>", "\nLet me", " see"],
     "code": [CODE[i : i + 3] for i in range(0, len(CODE), 3)],
     "crash": ["x", {"crash": True}],
     "hostile": ["<think>", "\n", HOSTILE, "\n", "</think>", "\n\n", *HOSTILE.splitlines(keepends=True)],

@@ -299,6 +299,15 @@ def test_many_conversations_are_listed_in_parts(open_page: OpenPage) -> None:
     expect(items).to_have_count(13)
 
 
+@pytest.mark.parametrize(
+    ("line", "note"),
+    [("thoughts alone", "ended while it was thinking"), ("nothing", "the model said nothing")],
+)
+def test_an_answer_without_words_is_told_of(open_page: OpenPage, line: str, note: str) -> None:
+    page = open_page(line=line)
+    expect(page.ask("Hi")).to_contain_text(note)
+
+
 TOOLS = [{"type": "function", "function": {"name": "weather"}}]
 
 

@@ -28,7 +28,14 @@ def report(state: str, **fields: object) -> RequestReport:
     [
         (run(), "making the prompt, 3 s"),
         (run(num_running=2, report=report("queued")), "waiting for the engine, 3 s"),
-        (run(num_running=3, report=report("queued")), "waiting for other requests, 3 s"),
+        (
+            run(num_running=3, report=report("queued", queued_before=0)),
+            "waiting for other requests, next in line, 3 s",
+        ),
+        (
+            run(num_running=5, report=report("queued", queued_before=2)),
+            "waiting for other requests, 2 before it, 3 s",
+        ),
         (run(report=report("reading")), "reading the prompt: 512 of 2,000 tokens"),
         (run(report=report("writing", completion_tokens=7, tokens_per_s=4.2)), "7 tokens at 4.2/s, 3 s"),
     ],
@@ -48,3 +55,5 @@ def test_a_new_conversation_tells_the_server_s_state() -> None:
     assert welcome_text({"status": "loading"}) == "loading the model"
     dead = {"status": "dead", "reason": "the engine process was ended by SIGABRT"}
     assert welcome_text(dead) == "the model cannot be asked now: the engine process was ended by SIGABRT"
+    dead["note"] = "the next request starts it again"
+    assert welcome_text(dead) == f"the engine process was ended by SIGABRT; {dead['note']}"

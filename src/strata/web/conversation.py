@@ -59,7 +59,7 @@ class Entry(msgspec.Struct):
 
     @property
     def is_broken_off(self) -> bool:
-        """Whether something else than the model has ended it."""
+        """Whether it is not whole, so that its last call may be half of one."""
         return bool(self.ending or self.error)
 
     @property
@@ -72,6 +72,9 @@ ENDINGS = {
     "stopped": "stopped by you",
     "length": "ended at the limit of tokens",
     "repetition": "ended because it repeated itself",
+    "reasoning": "ended while it was thinking",
+    "tool_call": "ended in the middle of a call",
+    "empty": "the model said nothing",
     "gone": "stopped because no page showed it",
     "broken": "broken off: the server was stopped",
 }

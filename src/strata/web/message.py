@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from nicegui import ui
 
+from strata.serve.requests import RequestReport
 from strata.web.calls import CallView
 from strata.web.conversation import ENDINGS, Call, Entry, Speed
 from strata.web.markdown import GrowingMarkdown, render
@@ -240,12 +241,19 @@ def progress_text(run: Run) -> str:
         return f"making the prompt, {waited}"
     match report.state:
         case "queued":
-            others = engine.num_running > run.backend.options.lanes
-            return f"waiting for {'other requests' if others else 'the engine'}, {waited}"
+            return f"{_queue_text(report, engine.num_running > run.backend.options.lanes)}, {waited}"
         case "reading":
             return f"reading the prompt: {report.prompt_tokens_read:,} of {report.prompt_tokens:,} tokens"
     rate = f" at {report.tokens_per_s:.1f}/s" if report.tokens_per_s else ""
     return f"{_tokens(report.completion_tokens)}{rate}, {waited}"
+
+
+def _queue_text(report: RequestReport, others: bool) -> str:
+    """Where a request stands that waits; `others` have the lanes, or else the engine is at a long step."""
+    if not others:
+        return "waiting for the engine"
+    before = report.queued_before
+    return f"waiting for other requests, {f'{before} before it' if before else 'next in line'}"
 
 
 def _tokens(count: int) -> str:

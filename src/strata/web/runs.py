@@ -119,8 +119,7 @@ class Run:
                 message.add(piece.deltas)
                 self._show(message)
         assert message.end is not None
-        if message.end.reason in ("length", "repetition"):
-            self.entry.ending = message.end.reason
+        self.entry.ending = _ending(message)
         measured = timings(job)
         self.entry.speed = Speed(
             prompt_tokens=len(job.prompt),
@@ -144,6 +143,16 @@ class Run:
     def _note_thinking(self) -> None:
         if self._thinking_since is not None and not self.entry.thinking_s:
             self.entry.thinking_s = time.monotonic() - self._thinking_since
+
+
+def _ending(message: Message) -> str:
+    """How a whole message ended, of `ENDINGS`; empty where there is nothing to tell."""
+    assert message.end is not None
+    if message.end.reason in ("length", "repetition"):
+        return message.end.reason
+    if message.end.unfinished:
+        return message.end.unfinished
+    return "" if message.reasoning or message.content or message.tool_calls else "empty"
 
 
 class Runs:

@@ -103,4 +103,5 @@ def welcome_text(state: dict) -> str:
         return "What would you like to know?"
     if state["status"] == "loading":
         return f"loading the model: {state['progress']}" if "progress" in state else "loading the model"
-    return f"the model cannot be asked now: {state['reason']}"
+    note = f"; {state['note']}" if "note" in state else ""  # one who asks finds it at work again
+    return f"{state['reason']}{note}" if note else f"the model cannot be asked now: {state['reason']}"
