@@ -13,7 +13,7 @@ from rich.console import Console
 
 from strata.cli import main
 from strata.client import ChatClient, Delta, Reply, ServerError, lines
-from strata.commands.chat import Chat, CommandError, _piped_message
+from strata.commands.chat import Chat, CommandError, _piped_message, run
 from strata.errors import UsageError
 from strata.options import Options
 from strata.terminal import harmless, read_message, show_answer
@@ -91,6 +91,28 @@ def test_an_answer_is_shown_as_it_is() -> None:
     assert shown(asides=True) == (f"{answer}\n", f"thinking\nhm[2J\n{calls}")
 
 
+def test_a_terminal_shows_how_far_a_silent_server_is_until_the_answer_begins() -> None:
+    pieces = [
+        Delta("", "silence"),
+        Delta("queued,\x1b 2 before it", "silence"),
+        Delta("Yes"),
+        Delta("9", "silence"),
+    ]
+    for is_terminal in (True, False):
+        console = Console(file=io.StringIO(), force_terminal=is_terminal, _environ={"TERM": "xterm"})
+        show_answer(console, pieces)
+        text = console.file.getvalue()
+        assert ("queued, 2 before it" in text) == is_terminal
+        assert text.endswith("Yes\n")  # behind the last piece nothing is drawn
+
+
+def test_tools_are_read_before_a_model_is_loaded(monkeypatch, tmp_path) -> None:
+    monkeypatch.setattr("strata.commands.chat._piped_message", lambda: None)
+    monkeypatch.setattr("strata.commands.chat.LocalServer", lambda options: pytest.fail("it was loaded"))
+    with pytest.raises(CommandError, match=r"none\.json: cannot be read"):
+        run(Options(tools=tmp_path / "none.json"))
+
+
 @pytest.mark.parametrize(("variables", "coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
 def test_colours_are_left_out_where_they_are_not_wanted(variables: dict, coloured: bool) -> None:
     text, _ = shown(force_terminal=True, _environ={"TERM": "xterm"} | variables)
@@ -138,7 +160,7 @@ def test_a_stream_becomes_deltas_and_a_reply():
         *(call(1, name="g", arguments="{}"), END, usage, DONE),
     )
     assert list(client.stream("m", [])) == [
-        *(Delta("hm", "thinking"), Delta("é")),
+        *(Delta("", "silence"), Delta("hm", "thinking"), Delta("é")),
         *(Delta("f", "call"), Delta('{"a', "call"), Delta('": 1}', "call")),
         *(Delta("g", "call", 1), Delta("{}", "call", 1)),
     ]
@@ -298,13 +320,12 @@ def test_figures_of_the_last_answer():
     assert "30 tokens, 20 of them cached, 50.0 tokens/s" in shown and "5 tokens, 12.5 tokens/s" in shown
 
 
-def test_calls_get_their_results_from_the_person(tmp_path):
-    tools = tmp_path / "tools.json"
-    tools.write_text('[{"type": "function", "function": {"name": "f"}}]')
-    chat = chat_with(client_of(call(0, name="f", arguments="{}"), END, DONE), "4", tools=tools)
+def test_calls_get_their_results_from_the_person():
+    chat = chat_with(client_of(call(0, name="f", arguments="{}"), END, DONE), "4")
+    tools = chat.fields["tools"] = [{"type": "function", "function": {"name": "f"}}]
     chat.answer("ask")  # the second call gets no result: the message and all that came of it is dropped
     first, second = chat.client.requests
-    assert first["tools"] == second["tools"] == json.loads(tools.read_text())
+    assert first["tools"] == second["tools"] == tools
     assert roles(second["messages"]) == ["user", "assistant", "tool"]
     assert second["messages"][-1]["content"] == "4"
     assert chat.messages == []

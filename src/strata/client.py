@@ -14,6 +14,7 @@ from strata.errors import StrataError
 
 # A server sends a keep-alive comment every few seconds, so silence this long means that it is gone.
 SILENCE_S = 120.0
+KEEP_ALIVE = ": keep-alive"  # what that comment begins with
 _SURROGATES = re.compile(r"[\ud800-\udfff]")
 
 
@@ -26,13 +27,14 @@ class Delta:
     """A piece of an answer as it arrives.
 
     Args:
-        text: of the piece; of a call, its function's name, and then its arguments as they are written.
+        text: of the piece; of a call, its function's name, and then its arguments as they are written; while
+            the server is silent, how far it is, which may be empty.
         kind: thinking, the answer's own text, or a call of a function.
         index: of the call among the answer's.
     """
 
     text: str
-    kind: Literal["thinking", "content", "call"] = "content"
+    kind: Literal["thinking", "content", "call", "silence"] = "content"
     index: int = 0
 
 
@@ -142,6 +144,8 @@ class ChatClient:
                         ended = True
                     elif line.startswith("data:"):
                         yield from self._deltas(_event(line[5:]))
+                    elif line.startswith(KEEP_ALIVE):
+                        yield Delta(line.removeprefix(KEEP_ALIVE).strip(), "silence")
         except httpx.HTTPError as error:
             raise self._unreachable(error) from error
         if not ended:

@@ -2,10 +2,11 @@
 
 import re
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 
 from rich.console import Console
 from rich.segment import Segment, Segments
+from rich.text import Text
 
 from strata.client import Delta, whole_characters
 
@@ -30,7 +31,7 @@ def show_answer(console: Console, deltas: Iterable[Delta], asides: Console | Non
             says what they are, as not every terminal has styles.
     """
     last: tuple[Console, str, int] | None = None
-    for delta in deltas:
+    for delta in with_silences(deltas, asides or console):
         place = console if delta.kind == "content" else asides or console
         part, text = (place, delta.kind, delta.index), harmless(delta.text)
         if part != last:
@@ -41,6 +42,24 @@ def show_answer(console: Console, deltas: Iterable[Delta], asides: Console | Non
         last = part
         _write(place, text, _STYLES[delta.kind])
     _write(last[0] if last else console, "\n")
+
+
+def with_silences(deltas: Iterable[Delta], console: Console) -> Iterator[Delta]:
+    """The pieces of an answer; until the first one comes, a terminal shows how far a silent server is."""
+    waiting, begun = console.status(""), False  # not after it: the line that the cursor is in would be lost
+    try:
+        for delta in deltas:
+            if delta.kind != "silence":
+                if not begun:
+                    waiting.stop()
+                begun = True
+                yield delta
+            elif not begun and console.is_terminal:
+                text = harmless(delta.text).replace("\n", " ")
+                waiting.update(Text(text or "waiting for the answer"))
+                waiting.start()
+    finally:
+        waiting.stop()
 
 
 def _write(console: Console, text: str, style: str = "") -> None:

@@ -43,17 +43,18 @@ def run(options: Options) -> None:
         UsageError: nothing is piped in.
     """
     console, message = Console(), _piped_message()
+    tools = None if options.tools is None else _read_list(options.tools, "tools")  # before a model is loaded
     if options.url:
         key = options.api_key.split(",")[0] if options.api_key else None
         with ChatClient(options.url, key) as client:
-            _talk(Chat(options, client, console), message)
+            _talk(Chat(options, client, console, tools), message)
         return
     options = with_model_path(options)  # a download shows its own progress
     with LocalServer(options) as server:
         with Console(stderr=True).status("loading the model"):
             url = server.wait_ready()
         with ChatClient(url) as client:
-            _talk(Chat(options, client, console, server), message)
+            _talk(Chat(options, client, console, tools, server), message)
 
 
 def _piped_message() -> str | None:
@@ -77,14 +78,20 @@ class Chat:
     """The conversation so far and the loop that extends it.
 
     Args:
-        options: system message, tools, thinking and sampling.
+        options: system message, thinking and sampling.
         client: speaks to the server.
         console: where answers go.
+        tools: that the model may call.
         server: the server when it is our own, to say why it ended.
     """
 
     def __init__(
-        self, options: Options, client: ChatClient, console: Console, server: LocalServer | None = None
+        self,
+        options: Options,
+        client: ChatClient,
+        console: Console,
+        tools: list[dict[str, Any]] | None = None,
+        server: LocalServer | None = None,
     ):
         self.client, self.console, self.server = client, console, server
         self.card = client.model()
@@ -92,8 +99,8 @@ class Chat:
         self.fields: dict[str, Any] = {
             name: value for name in _SAMPLING if (value := getattr(options, name)) is not None
         }
-        if options.tools is not None:
-            self.fields["tools"] = _read_list(options.tools, "tools")
+        if tools is not None:
+            self.fields["tools"] = tools
         self.messages: list[dict[str, Any]] = []
         self._read_line: Callable[[str], str] = _nobody
         if options.system:

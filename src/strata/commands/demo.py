@@ -27,8 +27,9 @@ class Stopwatch:
     def watch(self, deltas: Iterable[Delta]) -> Iterator[Delta]:
         """Pass the pieces on and note their times."""
         for delta in deltas:
-            self.last = time.perf_counter()
-            self.first = self.first or self.last
+            if delta.kind != "silence":
+                self.last = time.perf_counter()
+                self.first = self.first or self.last
             yield delta
 
     def speeds(self, prompt_tokens: int, completion_tokens: int) -> tuple[float, float]:
