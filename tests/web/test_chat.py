@@ -283,20 +283,20 @@ def test_many_conversations_are_listed_in_parts(open_page: OpenPage) -> None:
     page = open_page().ready()
     page.page.evaluate(
         """async () => {
-            for (let i = 0; i < 250; i++) await strata.store.put(`id${i}`, `About ${i}`, i, 1, "");
+            for (let i = 0; i < 120; i++) await strata.store.put(`id${i}`, `About ${i}`, i, 1, "");
             await strata.store.put("bad", "Broken", 999, 1, "{");
         }"""
     )
     page.page.reload()
     items = page.page.get_by_role("listitem")
+    expect(items).to_have_count(50)
+    page.button("Show older ones").click()
     expect(items).to_have_count(100)
     page.button("Show older ones").click()
-    expect(items).to_have_count(200)
-    page.button("Show older ones").click()
-    expect(items).to_have_count(251)
+    expect(items).to_have_count(121)
     expect(page.button("Show older ones")).to_be_hidden()
     page.page.get_by_label("Search conversations").fill("about 17")  # one that cannot be read is in no way
-    expect(items).to_have_count(13)
+    expect(items).to_have_count(2)
 
 
 @pytest.mark.parametrize(

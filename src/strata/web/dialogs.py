@@ -20,7 +20,7 @@ async def ask(label: str, value: str) -> str | None:
     """Ask for a line of text; None if the person has not given one."""
     with _named_dialog(label) as dialog, ui.card().classes("strata-dialog"):
         field = ui.input(label, value=value).props("autofocus outlined dense maxlength=200")
-        field.on("keydown.enter", lambda: dialog.submit(field.value))
+        field.classes("strata-field").on("keydown.enter", lambda: dialog.submit(field.value))
         _buttons(dialog, "Save", lambda: dialog.submit(field.value), "primary")
     answer = await dialog
     if not dialog.is_deleted:  # with its page

@@ -9,7 +9,7 @@ from strata.web import dialogs
 from strata.web.shell import acting_on, complain, icon_button
 from strata.web.store import Store, Summary
 
-LISTED = 100  # conversations at first; a page with many more in it is slow
+LISTED = 50  # conversations at first; a page with many more in it is slow
 
 
 class History:
@@ -102,8 +102,10 @@ class History:
         if title:
             await self._on_rename(item.id, title)
             await self.refresh()
+            ui.run_javascript("strata.focusComposer()")  # the line that had the focus is another one now
 
     async def _do_remove(self, item: Summary) -> None:
         if await dialogs.confirm(f"Delete “{item.title}”? It cannot be brought back.", "Delete"):
             await self._on_remove(item.id)
             await self.refresh()
+            ui.run_javascript("strata.focusComposer()")
