@@ -46,6 +46,25 @@ def test_chat(open_page: OpenPage, scheme: str) -> None:
     check(page)
 
 
+def test_drawers_are_entered_and_left_with_the_keyboard(open_page: OpenPage) -> None:
+    page = open_page(line="slow", width=390)
+    page.say("Go on for ever")
+    expect(page.answers).to_contain_text("go on on")
+    page.button("Settings").focus()
+    page.page.keyboard.press("Enter")
+    expect(page.button("All settings to their defaults")).to_be_focused()
+    page.page.keyboard.press("Escape")
+    expect(page.page.get_by_label("System prompt")).to_be_hidden()
+    expect(page.field).to_be_focused()
+    page.button("Conversations").click()
+    expect(page.button("New conversation")).to_be_in_viewport()
+    page.page.keyboard.press("Escape")
+    expect(page.button("New conversation")).to_be_hidden()
+    expect(page.button("Stop")).to_be_visible()  # none of them ended the answer; the next one does
+    page.page.keyboard.press("Escape")
+    expect(page.answers).to_contain_text("stopped by you")
+
+
 @pytest.mark.parametrize("path", ["/monitor", "/plan", "/about"])
 def test_other_pages(open_page: OpenPage, path: str) -> None:
     page = open_page(path, color_scheme="dark" if path == "/plan" else "light")

@@ -21,9 +21,12 @@ Object.assign(strata, {
     observer.observe(scroll);
     observer.observe(scroll.firstElementChild);
     document.addEventListener("keydown", (event) => {
+      if (event.key !== "Escape") return;
+      const backdrop = [...document.querySelectorAll(".q-drawer__backdrop")].find((element) => element.checkVisibility());
       const elsewhere = document.querySelector(".q-dialog, .q-menu") ||
         event.target.closest?.(".strata-editing, .strata-call, .q-drawer");
-      if (event.key === "Escape" && !elsewhere && strata.answering()) emitEvent("strata_stop");
+      if (backdrop && !document.querySelector(".q-dialog, .q-menu")) backdrop.click(); // closes its drawer
+      else if (!elsewhere && strata.answering()) emitEvent("strata_stop");
     });
     for (const content of document.querySelectorAll(".q-drawer__content[aria-label]")) {
       content.closest("aside").setAttribute("aria-label", content.getAttribute("aria-label")); // Quasar does not
@@ -154,6 +157,11 @@ Object.assign(strata, {
 
   showEnd() {
     strata.toEnd();
+    strata.focusComposer();
+  },
+
+  leaveDrawer() {
+    document.activeElement?.blur(); // it is hidden a moment later
     strata.focusComposer();
   },
 
