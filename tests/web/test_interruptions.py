@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
 from helpers.api_server import ApiServer
 from helpers.web_page import WebPage
 from playwright.sync_api import expect
@@ -23,6 +24,23 @@ def test_what_is_written_when_the_server_stops_is_kept(open_page: OpenPage, tmp_
         assert page.answers.locator(".strata-text").last.inner_text().startswith(seen.strip())
         page.page.goto("about:blank")
     page.complaints.clear()  # the console says that the server was gone
+
+
+@pytest.mark.parametrize("kind", ["paste", "drop"])
+def test_a_picture_is_refused_in_words_and_does_not_replace_the_page(open_page: OpenPage, kind: str) -> None:
+    page = open_page().ready()
+    taken = page.page.evaluate(
+        """kind => {
+            const data = new DataTransfer();
+            data.items.add(new File(["x"], "cat.png", { type: "image/png" }));
+            const fields = { bubbles: true, cancelable: true, clipboardData: data, dataTransfer: data };
+            const event = kind === "paste" ? new ClipboardEvent(kind, fields) : new DragEvent(kind, fields);
+            return strata.composer().dispatchEvent(event);
+        }""",
+        kind,
+    )
+    assert not taken
+    expect(page.page.get_by_text("Pictures and files cannot be sent")).to_be_visible()
 
 
 def test_back_leads_to_the_conversation_before(open_page: OpenPage) -> None:

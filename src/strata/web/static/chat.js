@@ -28,6 +28,8 @@ Object.assign(strata, {
       if (backdrop && !document.querySelector(".q-dialog, .q-menu")) backdrop.click(); // closes its drawer
       else if (!elsewhere && strata.answering()) emitEvent("strata_stop");
     });
+    for (const kind of ["paste", "drop"]) document.addEventListener(kind, strata.refuseFiles);
+    document.addEventListener("dragover", (event) => event.dataTransfer.types.includes("Files") && event.preventDefault());
     for (const content of document.querySelectorAll(".q-drawer__content[aria-label]")) {
       content.closest("aside").setAttribute("aria-label", content.getAttribute("aria-label")); // Quasar does not
     }
@@ -107,6 +109,14 @@ Object.assign(strata, {
     const texts = fields.filter((field) => field.value !== (field.dataset.before ?? "")).map((field) => field.value);
     if (texts.length) strata.composerFill([strata.composer().value, ...texts].filter(Boolean).join("\n\n"));
     return texts.length > 0;
+  },
+
+  // Left alone, a file that is dropped takes the place of the page, and a pasted picture vanishes.
+  refuseFiles(event) {
+    const data = event.clipboardData ?? event.dataTransfer;
+    if (!data?.files.length || (event.type === "paste" && data.types.includes("text/plain"))) return;
+    event.preventDefault();
+    strata.warn("Pictures and files cannot be sent. Text can be pasted.");
   },
 
   warn(message) {
