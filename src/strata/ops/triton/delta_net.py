@@ -293,11 +293,10 @@ def gated_delta_net(
         **steps, VALUES=TILE_VALUES, KEYS=TILE_KEYS, TILED=weights.tiled, num_warps=1,
         enable_fp_fusion=False,
     )  # fmt: skip
-    out = torch.empty_like(read)
-    codes, scales = quantized or (out, out)
+    codes, scales = quantized or (read, read)
     _gated_norm[(heads, num_rows)](
-        read, z, weights.norm, out, codes, scales, z.stride(0), EPSILON=weights.epsilon, HEADS=heads,
+        read, z, weights.norm, read, codes, scales, z.stride(0), EPSILON=weights.epsilon, HEADS=heads,
         VALUE_DIM=value_dim, SIGMOID=weights.sigmoid_gate, QUANTIZE=quantized is not None,
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
-    return out
+    return read

@@ -97,9 +97,10 @@ def compute_float_experts(
         float32 `[rows * slots, width]`, for `combine_experts`; entries computed elsewhere hold anything.
     """
     entries, slots, ff = ids.numel(), ids.shape[1], shape.ff
-    hidden = torch.empty(entries, 2 * ff, dtype=torch.float32, device=x.device)
+    memory = torch.empty(entries * max(2 * ff, shape.width), dtype=torch.float32, device=x.device)
+    hidden = memory[: entries * 2 * ff].view(entries, 2 * ff)
     activations = torch.empty(entries, ff, dtype=torch.float32, device=x.device)
-    y = torch.empty(entries, shape.width, dtype=torch.float32, device=x.device)
+    y = memory[: entries * shape.width].view(entries, shape.width)  # when `hidden` is not needed any more
 
     def multiply(format, num_out, num_in, begin, rows, out, column, slots):
         _float_kernel[(triton.cdiv(num_out, TILE_ROWS), entries)](

@@ -280,7 +280,8 @@ def read(
     """Write the output of the block before, then read the input of the next.
 
     Args:
-        residual: float32 `[rows, streams, width]`, contiguous; not changed.
+        residual: float32 `[rows, streams, width]`, contiguous. More than 16 rows are written to in place,
+            which saves memory; of a window, programs read what others would write.
         weights: of the module.
         workspace: of `weights.workspace_size()`, for up to 16 rows.
         output: float32 `[rows, width]` to write first, `inject` times; None where there is nothing.
@@ -288,13 +289,13 @@ def read(
         quantized: int8 codes and float32 scales of the input, to fill in; where 128 divides the width.
 
     Returns:
-        The streams written to (`residual` itself without `output`), a block's input float32 `[rows, width]`,
-        and float32 `[rows, streams]`, how strongly its output is to be added to each stream (of no use in a
-        module without `inject`).
+        The streams written to (`residual` itself in place or without `output`), a block's input float32
+        `[rows, width]`, and float32 `[rows, streams]`, how strongly its output is to be added to each stream
+        (of no use in a module without `inject`).
     """
     num_rows, streams, width = residual.shape
     window = num_rows <= WINDOW_ROWS
-    written = residual if output is None else torch.empty_like(residual)
+    written = torch.empty_like(residual) if window and output is not None else residual
     strengths, scales = residual.new_empty(num_rows, streams), residual.new_empty(num_rows, streams)
     multiply = _multiply_window if window else _multiply_prompt
     product = multiply(residual, output, inject, written, scales, weights, workspace)

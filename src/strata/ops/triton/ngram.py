@@ -216,19 +216,19 @@ def add_ngram_memory(
     """The streams with the memory added: gated by how well its key fits the stream, then convolved.
 
     Args:
-        residual: float32 `[rows, streams, width]`, contiguous; not changed.
-        key: float32 `[rows, streams * width]`, `ple_key` of the embeddings, contiguous.
+        residual: float32 `[rows, streams, width]`, contiguous; it is added to in place.
+        key: float32 `[rows, streams * width]`, `ple_key` of the embeddings, contiguous; written over.
         value: float32 `[rows, width]`, `ple_value` of them, contiguous.
         weights, state: of the layer; moves `state.past` on.
         lane, accepted: int32, see `lanes`.
         commit: the rows stand.
 
     Returns:
-        float32 `[rows, streams, width]`; rows of no lane hold nothing of use.
+        `residual`.
     """
     num_rows, streams, width = residual.shape
     lanes, channels = state.past.shape[0], streams * width
-    gated, normalized, out = (torch.empty_like(residual) for _ in range(3))
+    gated, normalized = key, torch.empty_like(residual)
     block = triton.next_power_of_2(width)
     _gate[(streams, num_rows)](
         residual, key, value, weights.norm_key, weights.norm_query, weights.norm_conv, gated, normalized,
@@ -236,10 +236,10 @@ def add_ngram_memory(
         enable_fp_fusion=False,
     )  # fmt: skip
     _add[(triton.cdiv(channels, BLOCK), lanes, max(triton.cdiv(num_rows, TILE), 1))](
-        residual, gated, normalized, weights.conv, state.past, state.pending, lane, accepted, out, num_rows,
-        channels, KERNEL=weights.conv.shape[1], DILATION=weights.dilation, BLOCK=BLOCK,
+        residual, gated, normalized, weights.conv, state.past, state.pending, lane, accepted, residual,
+        num_rows, channels, KERNEL=weights.conv.shape[1], DILATION=weights.dilation, BLOCK=BLOCK,
         MAX_PENDING=MAX_PENDING, TILE=TILE, HISTORY_BLOCK=triton.next_power_of_2(state.past.shape[1]),
         LANE_BLOCK=lane_block(num_rows), COMMIT=commit, num_warps=4,
         enable_fp_fusion=False,
     )  # fmt: skip
-    return out
+    return residual

@@ -22,7 +22,8 @@ def compute_prompt_experts(
 ) -> torch.Tensor:
     """`expert(x[row])` of every entry that this card computes; for `combine_experts`.
 
-    Takes 4 * entries * (2 * ff + width) bytes for what lies between and the result, entries = rows * slots.
+    Takes 4 * entries * max(2 * ff, width) bytes for the result, in whose place the products of gate and up
+    were before, and a byte for each of their activations; entries = rows * slots.
 
     Args:
         addresses: int64 `[experts]`, of each expert's record in memory that the card reads, aligned to 64.
@@ -39,7 +40,9 @@ def compute_prompt_experts(
     entries, device = rows * slots, codes.device
     grids = [codebook(format, device) for format in (shape.gate, shape.up, shape.down)]
     sorted_rows = sort_rows(torch.where(host_entry < 0, ids, -1).reshape(-1), addresses.numel())
-    hidden = torch.empty(entries, 2 * shape.ff, dtype=torch.float32, device=device)
+    # Gate's and up's products are quantised before `down` is multiplied: its products take their place.
+    memory = torch.empty(entries * max(2 * shape.ff, shape.width), dtype=torch.float32, device=device)
+    hidden = memory[: entries * 2 * shape.ff].view(entries, 2 * shape.ff)
     for format, grid, at, column in (
         (shape.gate, grids[0], 0, 0),
         (shape.up, grids[1], shape.up_at, shape.ff),
@@ -62,7 +65,7 @@ def compute_prompt_experts(
     hidden_codes = torch.empty(entries, shape.ff, dtype=torch.int8, device=device)
     hidden_scales = torch.empty(entries, -(-shape.ff // ACTIVATION_BLOCK), dtype=torch.float32, device=device)
     quantize_hidden(shape, ids, host_entry, hidden[:, None], hidden_codes, hidden_scales, factors)
-    y = torch.empty(entries, shape.width, dtype=torch.float32, device=device)
+    y = memory[: entries * shape.width].view(entries, shape.width)
     grouped_matmul(
         shape.down, shape.width, shape.ff, addresses, shape.down_at, grids[2], sorted_rows, 1,
         hidden_codes, hidden_scales, y, 0, unpacked,

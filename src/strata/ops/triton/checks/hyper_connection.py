@@ -35,7 +35,7 @@ class _Module:
 
     def read(self, rows: slice, quantized: tuple[torch.Tensor, torch.Tensor] | None = None):
         residual, output, inject = (x[rows] for x in self.rows)
-        return read(residual, self.weights, self.workspace, output, inject, quantized)
+        return read(residual.clone(), self.weights, self.workspace, output, inject, quantized)
 
 
 def _reference(module: _Module) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
