@@ -21,17 +21,21 @@ from strata.cost import (
 from strata.experts.policy import align, slot_classes
 from strata.formats.description import ModelDescription
 from strata.hardware.description import Card, Hardware
+from strata.prompt_memory import chunk_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 RESERVE, SMALL_RESERVE, SMALL_CARD = 700 * MIB, 300 * MIB, 8 * GIB  # FIELD.md A 2.2
 RUNTIME_VRAM = 500 * MIB  # driver's context, graphs, workspaces of libraries
 RUNTIME_RAM, CPU_RUNTIME_RAM = 1536 * MIB, 768 * MIB  # Python and torch, with and without a card's runtime
 CHECKPOINTS = 256 * MIB  # copies of recurrent states, of each lane; the engine's default
-# Per token and value of the residual, for a prompt's activations: the residual and its norm in float32, a
-# mixer's inputs and outputs, the rows of a token's experts.
-CHUNK_BYTES = 24
-CHUNKS = (8192, 4096, 2048, 1024, 512)
-PROMPT_PART, RING_PART = 6, 16  # one part in so many of what is left goes to prompts, and to streamed experts
+# Tokens of a prompt that are read at a time, and of those, tokens that pass a layer at once. Experts come
+# over the link once for a chunk, and are taken out of their planes once for a part.
+PIECES = ((8192, 4096), (4096, 4096), (4096, 2048), (2048, 2048), (2048, 1024), (1024, 1024), (512, 512))
+CPU_CHUNK = 512
+PROMPT_PART, RING_PART = (
+    8,
+    16,
+)  # one part in so many of what is left: for prompts, then for streamed experts
 SLACK = 64  # slots of a class that are empty or being filled
 SMALLEST_CONTEXT = 4096
 PROMPTS = (512, 32768)  # lengths whose speed is told
@@ -94,6 +98,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         context, lanes: tokens of a conversation, and conversations at a time.
         slots: places for experts in VRAM; `resident_share` is what they hold of all experts' bytes.
         prefill_chunk: tokens of a prompt that are read at a time.
+        prefill_part: of those, tokens that pass a layer of the card at once.
         decode: (low, high) speeds of one conversation, half its context read: low with the uses of experts of
             mixed work and what published engines reach, high while a topic lasts and with good kernels.
         prompts: speeds of reading, of lengths that the model was made for.
@@ -112,6 +117,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     slots: int
     resident_share: float
     prefill_chunk: int
+    prefill_part: int
     decode: tuple[Speed, Speed]
     prompts: tuple[PromptSpeed, ...]
     reasons: tuple[str, ...]
@@ -181,13 +187,13 @@ def _plan_for_cpu(hardware: Hardware, model: ModelDescription, wishes: Wishes) -
     ]
     read = _read_bytes(model, "f32", context)
     prompts = [
-        _prompt_speed(model, rates, n, CHUNKS[-1], 1.0, on_card=False) for n in _prompts(model, context)
+        _prompt_speed(model, rates, n, CPU_CHUNK, 1.0, on_card=False) for n in _prompts(model, context)
     ]
     notes = [f"{card.name} shares its memory with the processor: not used" for card in hardware.cards]
     return _checked(
         model, wishes, rates, parts, _missing("RAM", budget, parts), notes * wishes.use_card,
         card="", vram_budget=0, ram_budget=budget, context=context,
-        slots=0, resident_share=0.0, prefill_chunk=CHUNKS[-1],
+        slots=0, resident_share=0.0, prefill_chunk=CPU_CHUNK, prefill_part=CPU_CHUNK,
         decode=tuple(decode_on_cpu(model, speeds, read) for speeds in rates), prompts=tuple(prompts),
     )  # fmt: skip
 
@@ -207,7 +213,7 @@ def _plan_for_card(hardware: Hardware, card: Card, model: ModelDescription, wish
         *_sequence_parts(model, wishes, wishes.kv, context, "VRAM"),
     ]
     left = vram - sum(part.bytes for part in parts)
-    prompt_parts, chunk = _prompt_parts(model, left)
+    prompt_parts, (chunk, part) = _prompt_parts(model, left)
     slots = _slots(model, left - sum(part.bytes for part in prompt_parts))
     slot_bytes = sum(size * count for size, count in slots.items())
     held = _held_share(model, slots)
@@ -228,7 +234,8 @@ def _plan_for_card(hardware: Hardware, card: Card, model: ModelDescription, wish
     )
     return _checked(
         model, wishes, rates, parts, missing, notes, card=card.name, vram_budget=vram, ram_budget=ram,
-        context=context, slots=sum(slots.values()), resident_share=held, prefill_chunk=chunk, decode=decode,
+        context=context, slots=sum(slots.values()), resident_share=held, prefill_chunk=chunk,
+        prefill_part=part, decode=decode,
         prompts=tuple(
             _prompt_speed(model, rates, n, chunk, held, on_card=True) for n in _prompts(model, context)
         ),
@@ -280,15 +287,19 @@ def _disk_parts(model: ModelDescription) -> list[Part]:
     return [Part(name, "disk", size) for name, size in tables if size]
 
 
-def _prompt_parts(model: ModelDescription, left: int) -> tuple[list[Part], int]:
-    """A chunk's activations and the ring that streamed experts go through, and the chunk's length."""
-    per_token = CHUNK_BYTES * model.width
-    activations = min(max(left // PROMPT_PART, CHUNKS[-1] * per_token), CHUNKS[0] * per_token)
-    chunk = next(chunk for chunk in CHUNKS if chunk * per_token <= activations)
+def _prompt_parts(model: ModelDescription, left: int) -> tuple[list[Part], tuple[int, int]]:
+    """A chunk's activations and the ring that streamed experts go through, and which of `PIECES` it is.
+
+    The activations' part grows with what is left, not in steps, so that no larger card has fewer slots. What
+    a chunk does not need of it, slots get when the model is loaded.
+    """
+    needs = {pieces: chunk_bytes(model, *pieces) for pieces in PIECES}
+    activations = min(max(left // PROMPT_PART, needs[PIECES[-1]]), needs[PIECES[0]])
+    pieces = next(pieces for pieces, needed in needs.items() if needed <= activations)
     largest = max(model.expert_bytes, default=0)
-    ring = min(max(left // RING_PART, 16 * largest), 2 * model.expert_count * largest)
+    ring = min(max((left - activations) // RING_PART, 16 * largest), 2 * model.expert_count * largest)
     parts = [Part("prompt activations", "VRAM", activations), Part("ring of streamed experts", "VRAM", ring)]
-    return parts, chunk
+    return parts, pieces
 
 
 def _expert_sizes(model: ModelDescription) -> np.ndarray:

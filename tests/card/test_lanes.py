@@ -53,7 +53,7 @@ def new_lanes(lanes: int, recurrent: bool) -> Iterator[tuple[list[CardLane], Car
         patch.setattr(card_lane, "SHORT_PROMPT", 6)
         patch.setattr(session, "PREFILL_CHUNK", 8)
         cache = SimpleNamespace(refresh=lambda: None, launched=lambda: None)
-        runner = CardRunner(TokenModel(lanes, CONTEXT, recurrent), cache, 0, 1e9)
+        runner = CardRunner(TokenModel(lanes, CONTEXT, recurrent), cache, 0, 8, 1e9)
         yield list(card_lanes(runner, checkpoint_bytes=64, chunk=16)), runner
 
 

@@ -15,12 +15,13 @@ pytest.importorskip("triton")
 
 from strata.card import runner as runner_module
 from strata.card.cache import ExpertCache
-from strata.card.prompts import IN_PLACE_ROWS, PART_ROWS, PromptReader, _runs
+from strata.card.prompts import IN_PLACE_ROWS, PromptReader, _runs
 from strata.card.runner import CardRunner
 from strata.card.store import ExpertStore
 from tests.card.fakes import StreamCard, read
 
 EXPERTS = 6
+PART_ROWS = 2048
 RECORDS = [512, 768, 512, 768, 256]  # bytes, by layers with experts
 BLOCKS = [None, 0, 1, 2, None, 3, 4]  # the layer with experts that a block is
 TOTAL = EXPERTS * sum(RECORDS)
@@ -65,8 +66,7 @@ class BytesModel:
     def embed(self, inputs) -> SimpleNamespace:
         return SimpleNamespace(last=lambda: None)
 
-    def block(self, layer: int, stream, inputs, rows) -> SimpleNamespace:
-        assert len(inputs.embedding) == len(rows.position)
+    def block(self, layer: int, stream, ngrams, rows) -> SimpleNamespace:
         self.calls.append((layer, int(rows.position[0]), len(rows.position), rows.accepted.tolist()))
         if (key := BLOCKS[layer]) is not None:
             self._card.launch(lambda: self.look(key, rows.addresses))
@@ -99,7 +99,7 @@ def read_prompt(reader: PromptReader, rows: int, first: int = 0, keep: int | Non
 def test_every_layer_finds_its_experts(seed: int, eagerness: float, budget: int, ring: int, rows: int):
     card = StreamCard(Random(seed), eagerness)
     cache = new_cache(card, budget)
-    reader = PromptReader(BytesModel(cache), cache, ring)
+    reader = PromptReader(BytesModel(cache), cache, ring, PART_ROWS)
     assert reader.ring_bytes <= ring
     for _ in range(2):
         read_prompt(reader, rows)
@@ -110,9 +110,9 @@ def test_pending_rows_stand_once_and_a_state_is_kept_where_it_is_asked_for():
     card = StreamCard(Random(0), 0.5)
     cache = new_cache(card, TOTAL // 2)
     model = BytesModel(cache)
-    rows, first, keep = PART_ROWS + 900, 300, 2048
-    _, saved = read_prompt(PromptReader(model, cache, 4096), rows, first, keep)
-    cuts = [300, 2048, 300 + PART_ROWS, 300 + rows]
+    rows, first, keep = PART_ROWS + 900, 300, 1024
+    _, saved = read_prompt(PromptReader(model, cache, 4096, PART_ROWS), rows, first, keep)
+    cuts = [300, 1024, 300 + PART_ROWS, 300 + rows]
     for layer in range(len(BLOCKS)):
         of_layer = [call[1:] for call in model.calls if call[0] == layer]
         accepted = [[3, 0], [0, 0], [0, 0]]
@@ -126,7 +126,7 @@ def test_a_state_may_be_kept_at_the_chunks_end(keep: int | None, parts: int):
     card = StreamCard(Random(0), 0.5)
     cache = new_cache(card, 0)
     model = BytesModel(cache)
-    _, saved = read_prompt(PromptReader(model, cache, 0), 900, 0, keep)
+    _, saved = read_prompt(PromptReader(model, cache, 0, PART_ROWS), 900, 0, keep)
     assert len(model.calls) == parts * len(BLOCKS)
     assert saved is None if keep is None else len(saved) == len(BLOCKS)
 
@@ -143,6 +143,9 @@ class LookingWindow:
         self._model = model
         self.counts, self.logits = torch.zeros(model.counts.shape, dtype=torch.int32), torch.zeros(size, 8)
 
+    def capture(self) -> "LookingWindow":
+        return self
+
     def run(self, rows: list, accepted: list[int]) -> None:
         for key in range(len(RECORDS)):
             self._model._card.launch(lambda key=key: self._model.look(key, self._model.addresses))
@@ -154,10 +157,10 @@ class LookingWindow:
 
 
 def new_runner(card: StreamCard, cache: ExpertCache, patch: pytest.MonkeyPatch, **options) -> CardRunner:
-    sampler = SimpleNamespace(commit=lambda accepted: None, choose=lambda *_: card.wait())
+    sampler = SimpleNamespace(commit=lambda accepted: None, choose_next=lambda *_: card.wait() or 0)
     patch.setattr(runner_module, "Window", LookingWindow)
     patch.setattr(runner_module, "CardSampler", lambda *_: sampler)
-    return CardRunner(BytesModel(cache), cache, 3000, 1e9, **options)
+    return CardRunner(BytesModel(cache), cache, 3000, PART_ROWS, 1e9, **options)
 
 
 def ask_prompt(runner: CardRunner, rows: int) -> None:

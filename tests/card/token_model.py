@@ -52,12 +52,13 @@ class NgramTable:
 
 @dataclass
 class Stream:
-    """What blocks hand on: digests of each row, by layers so far."""
+    """What blocks hand on: digests of each row, by layers so far, and the rows' tokens."""
 
     digests: list[list[int]]
+    tokens: list[int]
 
     def last(self) -> "Stream":
-        return Stream(self.digests[-1:])
+        return Stream(self.digests[-1:], self.tokens[-1:])
 
 
 class TokenModel:
@@ -97,15 +98,15 @@ class TokenModel:
         return SimpleNamespace(embedding=tokens, ngrams=ngrams)
 
     def embed(self, inputs) -> Stream:
-        return Stream([[] for _ in inputs.embedding])
+        return Stream([[] for _ in inputs.embedding], [int(token) for token in inputs.embedding[:, 0]])
 
-    def block(self, layer: int, stream: Stream, inputs, rows) -> Stream:
-        tokens = [int(token) for token in inputs.embedding[:, 0]]
+    def block(self, layer: int, stream: Stream, ngrams: torch.Tensor, rows) -> Stream:
         if layer == 0 and self.recurrent:
-            found = self._recur(tokens, rows)
+            found = self._recur(stream.tokens, rows)
         else:
-            found = self._attend(layer, tokens, inputs.ngrams, rows)
-        return Stream([[*digests, digest] for digests, digest in zip(stream.digests, found, strict=True)])
+            found = self._attend(layer, stream.tokens, ngrams, rows)
+        digests = [[*before, digest] for before, digest in zip(stream.digests, found, strict=True)]
+        return Stream(digests, stream.tokens)
 
     def _recur(self, tokens: list[int], rows) -> list[int]:
         for lane, accepted in enumerate(rows.accepted):
@@ -159,6 +160,9 @@ class TokenWindow:
         self.counts = torch.zeros(0, 0, dtype=torch.int32)
         self.logits = torch.full((size, VOCAB), torch.nan)
 
+    def capture(self) -> "TokenWindow":
+        return self
+
     def run(self, rows, accepted) -> None:
         model, empty = self._model, self._size - len(rows)
         assert empty >= 0
@@ -177,7 +181,7 @@ class TokenWindow:
         lane, position = torch.tensor([*order, *[(-1, 0)] * empty], dtype=torch.int32).T
         step, stream = model.rows(lane, position, accepted, commit=False), model.embed(inputs)
         for layer in range(LAYERS):
-            stream = model.block(layer, stream, inputs, step)
+            stream = model.block(layer, stream, inputs.ngrams, step)
         self.logits = torch.full_like(
             self.logits, torch.nan
         )  # a card's are copied to the host, never seen there

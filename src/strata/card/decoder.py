@@ -65,7 +65,7 @@ class CardBlock:
         self._attn_norm = CardNorm(block.attn_norm, self.mixer.wants_quantized)
         self._ffn_norm = CardNorm(block.ffn_norm, self.ffn.wants_quantized)
 
-    def __call__(self, residual: Residual, inputs: Inputs, rows: Rows) -> Residual:
+    def __call__(self, residual: Residual, ngrams: None, rows: Rows) -> Residual:
         x, normalized = self._attn_norm(residual)
         x, normalized = self._ffn_norm(Residual(x, self.mixer(normalized, rows)))
         return Residual(x, self.ffn(normalized, rows))

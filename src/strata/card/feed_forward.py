@@ -63,7 +63,7 @@ class CardExperts:
         self._factors = weights.expert_factors(self.key)
         self._is_quantized = self._shape.gate in QUANT_PLANES
         self.forced: torch.Tensor | None = None
-        self._windows: dict[int, tuple[ExpertBuffers | None, HostShare]] = {}  # by their rows
+        self._windows = memory.windows
         self._shared = self._shared_gate = self._shared_expert = None
         if layer.shared is not None:
             self._shared = CardFeedForward(layer.shared.feed_forward, memory)
@@ -140,14 +140,20 @@ class CardExperts:
         return compute_experts(*work, buffers, self._factors, self._shared_expert)
 
     def _window(self, rows: int) -> tuple[ExpertBuffers | None, HostShare]:
-        """Buffers for so many rows; they are made when a window is run first, before it is captured."""
-        if rows not in self._windows:
+        """Buffers for so many rows, which layers alike use one after the other.
+
+        They are made when a window is run first, before it is captured.
+        """
+        shared = self._shared_expert
+        beside = None if shared is None else (shared.ff, shared.gate_up.format, shared.down.format)
+        key = rows, self._shape, beside
+        if key not in self._windows:
             device = self._counts.device
             buffers = None
             if self._is_quantized:
                 buffers = ExpertBuffers.allocate(self._shape, rows, self._used, device, self._shared_expert)
-            self._windows[rows] = buffers, HostShare.allocate(rows * self._used, device)
-        return self._windows[rows]
+            self._windows[key] = buffers, HostShare.allocate(rows * self._used, device)
+        return self._windows[key]
 
     def _ring(
         self,

@@ -13,22 +13,42 @@ from strata.ops.triton.doorbell import TIMED_OUT, JobPlace, job_place
 PLACES = 2  # one can be written while the other is read
 
 
-class HostExperts:
-    """A pool of threads that computes jobs which a card writes (docs/JOBS.md).
+class JobPlaces:
+    """Where a window's kernels write jobs (docs/JOBS.md), and find what came of them.
 
     Args:
         card: whose kernels ring.
-        layers: all experts, in the order of the card's layers.
         width: of a row.
         max_rows: of a window.
         slots: experts of a row.
         take: how many of 0, 1, ... missed experts of a layer the processor computes, `max_rows * slots + 1`.
-        num_threads: of the pool; all usable cores when not given.
 
     Attributes:
         places: of jobs, used in turns by the layers.
         take: int32 on the card.
-        error: int32 `[1]` on the card; see `check`.
+        error: int32 `[1]` on the card; see `HostExperts.check`.
+    """
+
+    def __init__(self, card: Card, width: int, max_rows: int, slots: int, take: Sequence[int]):
+        layout = JobMemory(width, max_rows, max_rows * slots, count=1).layout
+        size = layout.bytes
+        self._pinned = card.pinned(PLACES * size, dtype=torch.uint8)
+        self._epochs = torch.zeros(PLACES, dtype=torch.int32, device=card.device)
+        self.places: list[JobPlace] = [
+            job_place(self._pinned[i * size : (i + 1) * size], layout, self._epochs[i : i + 1])
+            for i in range(PLACES)
+        ]
+        self.take = torch.tensor(np.asarray(take, np.int32), device=card.device)
+        self.error = torch.zeros(1, dtype=torch.int32, device=card.device)
+
+
+class HostExperts(JobPlaces):
+    """A pool of threads that computes the jobs.
+
+    Args:
+        card, width, max_rows, slots, take: of `JobPlaces`.
+        layers: all experts, in the order of the card's layers.
+        num_threads: of the pool; all usable cores when not given.
     """
 
     def __init__(
@@ -41,18 +61,9 @@ class HostExperts:
         take: Sequence[int],
         num_threads: int | None = None,
     ):
-        entries = max_rows * slots
-        size = JobMemory(width, max_rows, entries, count=1).layout.bytes
-        pinned = card.pinned(PLACES * size, dtype=torch.uint8)
-        memory = JobMemory(width, max_rows, entries, PLACES, memory=pinned.numpy())
+        super().__init__(card, width, max_rows, slots, take)
+        memory = JobMemory(width, max_rows, max_rows * slots, PLACES, memory=self._pinned.numpy())
         self._server = JobServer(layers, memory, num_threads)
-        self._epochs = torch.zeros(PLACES, dtype=torch.int32, device=card.device)
-        self.places: list[JobPlace] = [
-            job_place(pinned[i * size : (i + 1) * size], memory.layout, self._epochs[i : i + 1])
-            for i in range(PLACES)
-        ]
-        self.take = torch.tensor(np.asarray(take, np.int32), device=card.device)
-        self.error = torch.zeros(1, dtype=torch.int32, device=card.device)
 
     @staticmethod
     def check(error: int) -> None:

@@ -37,11 +37,11 @@ class Streams:
         parts = (self.residual, self.output, self.inject)
         return Streams(*(None if part is None else part[-1:] for part in parts))
 
-    def written(self) -> torch.Tensor:
-        """The streams with the output added."""
-        if self.output is None or self.inject is None:
-            return self.residual
-        return self.residual + self.output[:, None] * self.inject[:, :, None]
+    def write(self) -> torch.Tensor:
+        """Add the output to the streams, in place; returns them."""
+        if self.output is not None and self.inject is not None:
+            self.residual.add_(self.output[:, None] * self.inject[:, :, None])
+        return self.residual
 
 
 class CardHyperConnection:
@@ -87,10 +87,10 @@ class CardHyperBlock:
         self._hc_ffn = CardHyperConnection(block.hc_ffn, memory)
         self.ffn = card_feed_forward(block.ffn, memory)
 
-    def __call__(self, streams: Streams, inputs: Inputs, rows: Rows) -> Streams:
+    def __call__(self, streams: Streams, ngrams: torch.Tensor | None, rows: Rows) -> Streams:
         if self._ple is not None:
-            assert inputs.ngrams is not None
-            streams = Streams(self._ple(streams.written(), inputs.ngrams, rows))
+            assert ngrams is not None
+            streams = Streams(self._ple(streams.write(), ngrams, rows))
         residual, x, inject = self._hc_attn.read(streams)
         residual, x, inject = self._hc_ffn.read(Streams(residual, self.mixer(x, rows), inject))
         return Streams(residual, self.ffn(x, rows), inject)

@@ -26,6 +26,7 @@ from strata.native import Experts
 from strata.ops.triton.bandwidth import card_bandwidths
 from strata.ops.triton.float_matmul import WINDOW_ROWS
 from strata.plan import Plan, Wishes, plan
+from strata.prompt_memory import activation_bytes
 
 _PROBE_BYTES = 32 << 20
 _SMALLER = 0.95  # what is tried where the driver has less memory than it says
@@ -149,8 +150,8 @@ def load_on_card(
     if trace is not None:
         on_card.force_routes(torch.from_numpy(trace.ids))
     ring = sum(part.bytes for part in made.parts if part.purpose == "ring of streamed experts")
-    runner = CardRunner(on_card, cache, ring, described.link_bandwidth or 1e10, learn)
-    runner.warm(made.prefill_chunk)
+    runner = CardRunner(on_card, cache, ring, made.prefill_part, described.link_bandwidth or 1e10, learn)
+    activations = _warm(runner, model_description, made)
     say("filling the card with experts")
     reserve = described.free_bytes - made.vram_budget
     used = described.free_bytes - torch.cuda.mem_get_info(number)[0]
@@ -159,7 +160,21 @@ def load_on_card(
     if held_share is not None:
         budget = min(budget, int(held_share * total))
     _allocate(cache, max(0, min(budget, total)), number, reserve)
+    del activations
     return LoadedOnCard(runner, made, _memory(runner, used, ring), weights.store.num_bytes)
+
+
+def _warm(runner: CardRunner, model: ModelDescription, made: Plan) -> torch.Tensor:
+    """Compute a chunk, so that all is compiled; returns memory for chunks, to be held until slots are taken.
+
+    Chunks take their tensors out of one block that torch keeps. What is taken out of many has gaps, which
+    made it twice as much; and torch would give the block back to make room for slots.
+    """
+    torch.cuda.empty_cache()
+    size = activation_bytes(model, made.prefill_chunk, made.prefill_part)
+    runner.model.weights.card.empty(size)  # taken and left to torch at once
+    runner.warm(made.prefill_chunk)
+    return runner.model.weights.card.empty(size)
 
 
 def _take(hardware: Hardware, model: ModelDescription, share: float | None) -> list[int]:
@@ -190,7 +205,6 @@ def _host_experts(
 
 def _allocate(cache: ExpertCache, budget: int, number: int, reserve: int) -> None:
     """Slots of `budget` bytes, or of what the driver really has besides the reserve; then fill them."""
-    torch.cuda.empty_cache()
     budget = min(budget, torch.cuda.mem_get_info(number)[0] - reserve)
     while budget > 0:
         try:

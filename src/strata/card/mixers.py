@@ -1,12 +1,12 @@
 """The layers that look at other tokens, on a card."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 
-from strata.card.host_experts import HostExperts
+from strata.card.host_experts import JobPlaces
 from strata.card.products import Activations, Product, empty_quantized
 from strata.card.rows import Rows
 from strata.card.weights import CardWeights
@@ -17,11 +17,13 @@ from strata.layers.delta_net import DeltaNet, FusedProjections, SeparateProjecti
 from strata.layers.gated_attention import GatedAttention
 from strata.layers.linear import Linear
 from strata.layers.sparse_attention import SparseAttention
-from strata.ops.triton.attention import Parts, attend_prompt, attend_window, plan_attention
+from strata.ops.triton.attention import Parts, Plan, attend_prompt, attend_window, plan_attention
 from strata.ops.triton.block_selection import Scratch, select_blocks
 from strata.ops.triton.delta_net import DeltaNetState, DeltaNetWeights, gated_delta_net
+from strata.ops.triton.expert_records import ExpertBuffers
 from strata.ops.triton.float_matmul import WINDOW_ROWS, Workspace
 from strata.ops.triton.kv import PagedKV, append_kv, gate_of
+from strata.ops.triton.place import HostShare
 from strata.ops.triton.sparse_attention import IndexState, append_index
 
 QUANTIZED = 128  # activations of a block
@@ -43,6 +45,7 @@ class Memory:
         counts: int32 `[layers with experts, experts]`, to which their choices are added.
         slots: int64 `[2]`, first address of the card's experts, and the first behind them.
         host: who computes the share of the missed experts that is the processor's; None: nobody.
+        windows: buffers of layers with experts, see `feed_forward.CardExperts`.
     """
 
     weights: CardWeights
@@ -53,9 +56,11 @@ class Memory:
     kv_type: torch.dtype
     counts: torch.Tensor
     slots: torch.Tensor
-    host: HostExperts | None
+    host: JobPlaces | None
+    windows: dict[tuple[Hashable, ...], tuple[ExpertBuffers | None, HostShare]] = field(default_factory=dict)
 
     _scratches: dict[tuple[int, int], Scratch] = field(default_factory=dict)
+    _parts: dict[Plan, Parts] = field(default_factory=dict)
 
     @property
     def device(self) -> torch.device:
@@ -68,6 +73,12 @@ class Memory:
             rows = max(WINDOW_ROWS, min(256, _SCRATCH_BYTES // (4 * max_blocks)))
             self._scratches[key] = Scratch(rows, max_blocks, budget, self.device)
         return self._scratches[key]
+
+    def parts(self, plan: Plan) -> Parts:
+        """What windows leave of layers' splits, one after the other."""
+        if plan not in self._parts:
+            self._parts[plan] = Parts.new(plan, WINDOW_ROWS, self.device)
+        return self._parts[plan]
 
     def product(self, *linears) -> Product:
         return Product(self.weights, self.workspace, linears)
@@ -169,7 +180,7 @@ class CardAttention:
             0 if self._index is None else self._index.bytes_per_token
         )
         self._plan = plan_attention(self._kv, self._heads, window, block, budget)
-        self._parts = Parts.new(self._plan, WINDOW_ROWS, memory.device)
+        self._parts = memory.parts(self._plan)
 
     @property
     def wants_quantized(self) -> bool:

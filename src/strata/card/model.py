@@ -5,7 +5,7 @@ import torch
 from strata.card.cache import ExpertCache
 from strata.card.decoder import CardDecoder, Residual
 from strata.card.feed_forward import CardExperts, require_feed_forward
-from strata.card.host_experts import HostExperts
+from strata.card.host_experts import JobPlaces
 from strata.card.hyper_decoder import CardHyperDecoder, Streams
 from strata.card.mixers import PAGE, Memory, require_mixer
 from strata.card.rows import Inputs, Rows
@@ -16,8 +16,7 @@ from strata.models.base import Model
 from strata.models.decoder import Decoder
 from strata.models.qwen4exp import Qwen4Exp
 from strata.ops.triton.float_matmul import Workspace
-
-UNPACKED = 128 << 20  # bytes of a prompt's weights
+from strata.prompt_memory import UNPACKED
 
 
 class CardModel:
@@ -48,7 +47,7 @@ class CardModel:
         lanes: int,
         context: int,
         kv_type: torch.dtype = torch.float16,
-        host: HostExperts | None = None,
+        host: JobPlaces | None = None,
     ):
         self.require(model)
         self.model, self.weights, self.host = model, weights, host
@@ -126,7 +125,7 @@ class CardModel:
         """Queue the computation of all rows; returns their logits, float32 `[rows, vocab]`."""
         stream = self.embed(inputs)
         for layer in range(self.num_layers):
-            stream = self.block(layer, stream, inputs, rows)
+            stream = self.block(layer, stream, inputs.ngrams, rows)
         return self.logits(stream)
 
     def inputs(self, tokens: torch.Tensor, ngrams: torch.Tensor | None) -> Inputs:
@@ -137,9 +136,11 @@ class CardModel:
         """What the first block reads."""
         return self._decoder.begin(inputs)
 
-    def block(self, layer: int, stream: Residual | Streams, inputs: Inputs, rows: Rows) -> Residual | Streams:
-        """Queue the computation of one block, counted from 0."""
-        return self._decoder.blocks[layer](stream, inputs, rows)
+    def block(
+        self, layer: int, stream: Residual | Streams, ngrams: torch.Tensor | None, rows: Rows
+    ) -> Residual | Streams:
+        """Queue the computation of one block, counted from 0, with `Inputs.ngrams` of the rows."""
+        return self._decoder.blocks[layer](stream, ngrams, rows)
 
     def logits(self, stream: Residual | Streams) -> torch.Tensor:
         """float32 `[rows, vocab]` of what the last block has left."""

@@ -30,7 +30,7 @@ class CardNgramMemory:
         self.state = NgramState.new(memory.lanes, hash_, self._weights)
 
     def __call__(self, residual: torch.Tensor, ngrams: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """Streams float32 `[rows, streams, width]` -> the streams with the memory added."""
+        """Streams float32 `[rows, streams, width]` -> themselves with the memory added."""
         x = Activations(ngrams)
         key, value = self._key(x)[0].contiguous(), self._value(x)[0].contiguous()
         return add_ngram_memory(

@@ -17,10 +17,8 @@ from strata.card.decoder import Residual
 from strata.card.device import Ticket
 from strata.card.hyper_decoder import Streams
 from strata.card.model import CardModel
-from strata.card.rows import Inputs, Rows
+from strata.card.rows import Rows
 
-# Rows that pass a layer at once; bounds what lies between its kernels, 0.7 GB for Flash-Next's experts.
-PART_ROWS = 4096
 # Up to so many rows use too few experts for it to pay that all of a layer's are copied.
 IN_PLACE_ROWS = 512
 
@@ -32,7 +30,7 @@ class _Part:
     """Some rows of a chunk, and how far they are."""
 
     end: int  # position behind the last row
-    inputs: Inputs
+    ngrams: torch.Tensor | None
     rows: Rows
     streams: Residual | Streams
 
@@ -44,10 +42,12 @@ class PromptReader:
         model: whose state is advanced.
         cache: what the card holds, which must not change while a chunk is read.
         ring_bytes: memory for experts on their way.
+        part_rows: of a chunk that pass a layer at once; bounds what lies between its kernels.
     """
 
-    def __init__(self, model: CardModel, cache: ExpertCache, ring_bytes: int):
+    def __init__(self, model: CardModel, cache: ExpertCache, ring_bytes: int, part_rows: int):
         self._model, self._cache, self._card = model, cache, model.weights.card
+        self._part_rows = part_rows
         self._half = ring_bytes // 2 // 256 * 256
         self._ring = self._card.empty(2 * self._half)
         self._zeros = torch.zeros(model.lanes, dtype=torch.int32, device=self._card.device)
@@ -90,7 +90,7 @@ class PromptReader:
             if streamed is not None and key is not None:
                 streamed.gate(key)
             for part in parts:
-                part.streams = self._model.block(layer, part.streams, part.inputs, part.rows)
+                part.streams = self._model.block(layer, part.streams, part.ngrams, part.rows)
                 if part.end == keep:
                     saved.append([tensor.clone() for tensor in self._model.state_of(layer, lane)])
             if streamed is not None and key is not None:
@@ -111,7 +111,7 @@ class PromptReader:
         keep: int | None,
     ) -> list[_Part]:
         device, end = self._card.device, first + embedding.shape[0]
-        cuts = sorted({*range(first, end, PART_ROWS), end, *([keep] if keep is not None else [])})
+        cuts = sorted({*range(first, end, self._part_rows), end, *([keep] if keep is not None else [])})
         embedding = embedding.to(device)
         ngrams = None if ngrams is None else ngrams.to(device)
         position = torch.arange(first, end, dtype=torch.int32, device=device)
@@ -122,7 +122,7 @@ class PromptReader:
             inputs = self._model.inputs(embedding[at], None if ngrams is None else ngrams[at])
             stands = accepted if begin == first else self._zeros
             rows = self._model.rows(lanes[at], position[at], stands, commit=True, addresses=addresses)
-            parts.append(_Part(until, inputs, rows, self._model.embed(inputs)))
+            parts.append(_Part(until, inputs.ngrams, rows, self._model.embed(inputs)))
         return parts
 
 

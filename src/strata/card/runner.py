@@ -21,6 +21,11 @@ PROMPT_WEIGHT = 64  # a chunk of a prompt tells the policy as much as so many to
 _USUAL = 0.1  # weight of a window's time in the average
 
 
+def window_sizes(lanes: int) -> list[int]:
+    """Rows of the windows that are captured, ascending."""
+    return sorted({WINDOW_ROWS, *(size for size in (1, 2, 4, 8) if size < 2 * lanes)})
+
+
 class CardRunner:
     """Steps on a card: windows for answers, chunks for prompts. One at a time.
 
@@ -29,7 +34,7 @@ class CardRunner:
     Args:
         model: with all its memory.
         cache: of its experts.
-        ring_bytes: memory for a prompt's experts on their way.
+        ring_bytes, part_rows: of `PromptReader`.
         link_bandwidth: bytes per second that copies to the card get.
         learn: called with how often each expert was used, int32 `[layers with experts, experts]`, and by how
             many tokens.
@@ -43,15 +48,17 @@ class CardRunner:
         model: CardModel,
         cache: ExpertCache,
         ring_bytes: int,
+        part_rows: int,
         link_bandwidth: float,
         learn: Callable[[np.ndarray, int], None] = lambda counts, tokens: None,
     ):
         self.model, self.cache = model, cache
         card, config = model.weights.card, model.model.config
         self.sampler = CardSampler(model.lanes, config.vocab_size, card.device)
-        self._reader = PromptReader(model, cache, ring_bytes)
-        sizes = sorted({WINDOW_ROWS, *(size for size in (1, 2, 4, 8) if size < 2 * model.lanes)})
-        self._windows = {size: Window(model, self.sampler, size) for size in sizes}
+        self._reader = PromptReader(model, cache, ring_bytes, part_rows)
+        self._windows = {
+            size: Window(model, self.sampler, size).capture() for size in window_sizes(model.lanes)
+        }
         self._pending = [0] * model.lanes
         self._link_bandwidth, self._learn = link_bandwidth, learn
         self._window_s = 0.01
@@ -115,23 +122,14 @@ class CardRunner:
         self.sampler.commit(accepted)
         self._pending = [0] * len(self._pending)
         self._logits, saved = self._reader.read(lane, first, embedding, ngrams, accepted, keep)
-        chosen = self._choose(lane, first + len(tokens) - 1, tokens[-1], mask)
+        position = first + len(tokens) - 1
+        chosen = int(self.sampler.choose_next(self._logits, lane, position, tokens[-1], mask))
         self.cache.launched()
         self._counts = self.model.counts.cpu().numpy(), len(tokens)
         self.model.counts.zero_()
         if self.model.host is not None:
             HostExperts.check(int(self.model.host.error))
         return chosen, saved
-
-    def _choose(self, lane: int, position: int, token: int, mask: np.ndarray | None) -> int:
-        """What follows a prompt's last token, whose logits are there."""
-        device = self._logits.device
-        integers = torch.tensor([[lane], [position], [token], [0]], dtype=torch.int32).to(device)
-        if mask is None:
-            mask = np.full(-(-self._logits.shape[1] // 32), -1, np.int32)
-        chosen = torch.empty(1, dtype=torch.int32, device=device)
-        self.sampler.choose(self._logits, *integers, torch.from_numpy(mask)[None].to(device), chosen)
-        return int(chosen)
 
     def warm(self, num_tokens: int) -> None:
         """Read a prompt of so many tokens: kernels are compiled, and memory that chunks take is taken."""

@@ -62,6 +62,26 @@ class CardSampler:
         count_tokens(*self._pending, self._lanes, accepted)
         self._pending[0].fill_(-1)
 
+    def choose_next(
+        self, logits: torch.Tensor, lane: int, position: int, token: int, mask: np.ndarray | None
+    ) -> torch.Tensor:
+        """Choose what follows a prompt's last token; int32 `[1]`.
+
+        Args:
+            logits: float32 `[1, vocab]`.
+            lane: whose.
+            position: of the last token in its sequence.
+            token: its id.
+            mask: as of `window.Row`.
+        """
+        device = logits.device
+        integers = torch.tensor([[lane], [position], [token], [0]], dtype=torch.int32).to(device)
+        if mask is None:
+            mask = np.full(-(-logits.shape[1] // 32), -1, np.int32)
+        chosen = torch.empty(1, dtype=torch.int32, device=device)
+        self.choose(logits, *integers, torch.from_numpy(mask)[None].to(device), chosen)
+        return chosen
+
     def choose(
         self,
         logits: torch.Tensor,

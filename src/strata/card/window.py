@@ -64,16 +64,22 @@ class Window:
         self.counts = card.pinned(*model.counts.shape, dtype=torch.int32)
         self.logits: torch.Tensor
         self._done: torch.cuda.Event
+        self._graph: torch.cuda.CUDAGraph
+
+    def capture(self) -> "Window":
+        """Record a step, to be replayed by `run`; returns itself."""
+        card = self._model.weights.card
         self._graph = torch.cuda.CUDAGraph()
         self._host.integers[0].fill_(-1)
         side = torch.cuda.Stream(card.device)  # a capture must not be a kernel's first run
         with torch.cuda.stream(side):
             for _ in range(2):
-                self._step()
+                self.step()
         torch.cuda.current_stream(card.device).wait_stream(side)
         card.synchronize()
         with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
-            self._step()
+            self.step()
+        return self
 
     def run(self, rows: Sequence[Row], accepted: Sequence[int]) -> None:
         """Queue a step; the one before must have been waited for.
@@ -107,7 +113,8 @@ class Window:
         HostExperts.check(int(self._error))
         return self._result.tolist()
 
-    def _step(self) -> None:
+    def step(self) -> None:
+        """Queue a step of what the host memory holds."""
         card, model = self._card, self._model
         card.copy_from(self._host)
         lane, position, tokens, is_answer = card.integers.unbind()

@@ -17,6 +17,10 @@ from strata.formats.quants.planes import plane_bytes
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _EXPERT = re.compile(r"\.ffn_(?:gate|up|down|gate_up)(?:_exps|\.\d+)\.weight$")
 _NGRAM_TABLES = ("per_layer_token_embd.weight", "ple_ngram_embd.weight")
+_PROJECTION = re.compile(
+    r"^blk\.(\d+)\.(?:attn_(?:q|k|v|qkv|gate)|ssm_(?:in|ba|alpha|beta)|indexer\..*_proj)\.weight$"
+)
+_FFN_GATE = re.compile(r"\.ffn_up(?:_shexp)?\.weight$")
 _FLOATS = ("F32", "F16", "BF16")
 _STATE_BYTES = 4  # recurrent states are float32
 
@@ -29,13 +33,17 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         file_bytes: on disk, all tensors.
         context_length: it was made for.
         width: of the residual, all its streams together.
+        block_width: of what a block reads and puts out.
+        mixer_width: outputs of the projections of an attention or delta net layer, the most of any.
+        ffn_width, expert_ff: of dense feed-forward layers, shared experts too, and of an expert; 0: none.
         expert_bytes: of one expert, for each layer that has experts.
         expert_count, experts_used: of such a layer, and by a token; 0 in a dense model.
         dense_bytes: what every token reads: all matrices but experts and tables.
         output_bytes: of these, the output matrix.
         dense_q8_bytes: the same with float matrices as Q8_0, where their rows allow it.
         table_bytes: token embedding, of which a token reads a row; 0 where it is the output matrix too.
-        ngram_bytes, ngram_rows: the n-gram table, and how many of its rows a token reads.
+        ngram_bytes, ngram_rows: the n-gram table, and how many of its rows a token reads;
+            `ngram_width` values together.
         draft_bytes: an MTP layer's matrices.
         kv_values: keys and values that a token leaves, over all attention layers.
         index_values: likewise keys of the indexer of sparse attention.
@@ -50,6 +58,10 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     file_bytes: int
     context_length: int
     width: int
+    block_width: int
+    mixer_width: int
+    ffn_width: int
+    expert_ff: int
     layers: int
     expert_bytes: tuple[int, ...]
     expert_count: int
@@ -60,6 +72,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     table_bytes: int
     ngram_bytes: int
     ngram_rows: int
+    ngram_width: int
     draft_bytes: int
     kv_values: int
     index_values: float
@@ -142,6 +155,10 @@ def _describe(name: str, keys: _Keys, tensors: Mapping[str, TensorInfo]) -> Mode
         file_bytes=sum(tensor.num_bytes for tensor in tensors.values()),
         context_length=keys.count("context_length"),
         width=keys.count("embedding_length") * keys.count("hyper_connection.count", 1),
+        block_width=keys.count("embedding_length"),
+        mixer_width=_mixer_width(tensors, layers),
+        ffn_width=max((t.shape[0] for t in dense if _FFN_GATE.search(t.name)), default=0),
+        expert_ff=_expert_ff(experts),
         layers=layers,
         expert_bytes=tuple(sum(map(_tensor_bytes, experts[k])) // max(count, 1) for k in sorted(experts)),
         expert_count=count,
@@ -152,6 +169,7 @@ def _describe(name: str, keys: _Keys, tensors: Mapping[str, TensorInfo]) -> Mode
         table_bytes=table,
         ngram_bytes=ngram,
         ngram_rows=_ngram_rows(keys) if ngram else 0,
+        ngram_width=_ngram_rows(keys) * _ngram_length(tensors) if ngram else 0,
         draft_bytes=draft,
         **_sequence_sizes(keys, tensors, layers),
         dense_weights=sum(math.prod(tensor.shape) for tensor in dense if _is_matrix(tensor)),
@@ -166,6 +184,25 @@ def _router_rows(tensors: Mapping[str, TensorInfo]) -> int:
 
 def _ngram_rows(keys: _Keys) -> int:
     return (keys.count("ple.ngram_size", 3) - 1) * keys.count("ple.heads_per_ngram", 8)
+
+
+def _ngram_length(tensors: Mapping[str, TensorInfo]) -> int:
+    return next(tensors[name].shape[-1] for name in _NGRAM_TABLES if name in tensors)
+
+
+def _mixer_width(tensors: Mapping[str, TensorInfo], layers: int) -> int:
+    widths = [0] * layers
+    for tensor in tensors.values():
+        match = _PROJECTION.match(tensor.name)
+        if match and int(match[1]) < layers:
+            widths[int(match[1])] += tensor.shape[0]
+    return max(widths, default=0)
+
+
+def _expert_ff(experts: Mapping[int, list[TensorInfo]]) -> int:
+    """Columns of the experts' `down`."""
+    downs = (t.shape[-1] for layer in experts.values() for t in layer if ".ffn_down" in t.name)
+    return max(downs, default=0)
 
 
 def _sequence_sizes(keys: _Keys, tensors: Mapping[str, TensorInfo], layers: int) -> dict[str, Any]:
