@@ -8,9 +8,11 @@ import numpy as np
 import torch
 
 from strata.card.cache import ExpertCache
+from strata.card.compile_ahead import Compiling, num_jobs
 from strata.card.device import Card
 from strata.card.host_experts import HostExperts
 from strata.card.model import CardModel
+from strata.card.rehearsal import Stage
 from strata.card.runner import CardRunner
 from strata.card.weights import CardWeights
 from strata.cost import HIGH, miss_costs, rates_of
@@ -20,6 +22,7 @@ from strata.experts.trace import Trace
 from strata.formats.checkpoint import Checkpoint
 from strata.formats.description import ModelDescription
 from strata.hardware import description
+from strata.hardware.cpu import usable_cpus
 from strata.hardware.description import Hardware
 from strata.models import load_model
 from strata.native import Experts
@@ -141,10 +144,12 @@ def load_on_card(
     weights = CardWeights(checkpoint, card)
     model = load_model(weights)
     CardModel.require(model)
-    layers = weights.load_experts(len(model.expert_layers()), report)
-    say("preparing the card; at its first start kernels are compiled, which takes a minute or two")
-    cache = ExpertCache(card, weights.store, frequency)
     take = _take(hardware, model_description, cpu_share)
+    with _compiling(checkpoint, hardware, model_description, wishes, made, take) as compiling:
+        layers = weights.load_experts(len(model.expert_layers()), report)
+        compiling.wait(lambda done, of: say(f"compiling kernels for this card: {done} of {of}"))
+    say("preparing the card")
+    cache = ExpertCache(card, weights.store, frequency)
     host = _host_experts(card, layers, model_description, model.config.embedding_length, take, threads)
     on_card = CardModel(model, weights, cache, wishes.lanes, made.context, _KV_TYPES[wishes.kv], host)
     if trace is not None:
@@ -162,6 +167,21 @@ def load_on_card(
     _allocate(cache, max(0, min(budget, total)), number, reserve)
     del activations
     return LoadedOnCard(runner, made, _memory(runner, used, ring), weights.store.num_bytes)
+
+
+def _compiling(
+    checkpoint: Checkpoint,
+    hardware: Hardware,
+    model: ModelDescription,
+    wishes: Wishes,
+    made: Plan,
+    take: list[int],
+) -> Compiling:
+    """Begin to compile what the model will launch."""
+    kv_type = _KV_TYPES[wishes.kv]
+    stage = Stage(wishes.lanes, made.context, kv_type, take if any(take) else None, made.prefill_part)
+    left = hardware.ram.available_bytes - model.all_expert_bytes
+    return Compiling(checkpoint, stage, made.prefill_chunk, num_jobs(len(usable_cpus()), left))
 
 
 def _warm(runner: CardRunner, model: ModelDescription, made: Plan) -> torch.Tensor:
