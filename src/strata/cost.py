@@ -192,7 +192,6 @@ def miss_costs(model: ModelDescription, rates: Rates, rows: int) -> Costs:
 def decode_on_card(
     model: ModelDescription,
     rates: Rates,
-    dense_bytes: int,
     cache_bytes: float,
     hits: float,
     rows: int = 1,
@@ -201,14 +200,13 @@ def decode_on_card(
     """One step of `rows` rows, of which the first is a token and each further one a draft.
 
     Args:
-        dense_bytes: read once.
         cache_bytes: keys and values that a row reads.
         hits: share of experts that are held.
         acceptance: probability that a draft is right if those before it are.
     """
     layers = len(model.expert_bytes)
     terms = [
-        Term("dense weights", dense_bytes / rates.vram),
+        Term("dense weights", model.dense_bytes / rates.vram),
         Term("keys, values and states", (rows * cache_bytes + 2 * model.state_bytes) / rates.vram),
         Term("launches", model.layers * KERNELS_PER_LAYER * rates.kernel),
     ]

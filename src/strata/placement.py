@@ -51,7 +51,7 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         vram_budget_bytes: at most so much of the card; None: all that is free.
         vram_reserve_bytes: stays free for others.
         ram_budget_bytes: at most so much memory; None: all that can be taken.
-        dense: float matrices as stored, or as Q8_0, which changes text slightly.
+        dense: float matrices as stored, or as Q8_0, which changes text slightly (`formats.requantized`).
         kv: storage of keys and values on a card.
         use_card: False plans for the processor alone.
         window: rows of a decode step, 1 without drafts.
@@ -139,6 +139,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 def place(hardware: Hardware, model: ModelDescription, wishes: Wishes) -> Plan:
     """The plan, without changes that would make it fit."""
+    if wishes.dense == "q8_0":
+        model = model.requantized()
     own = [card for card in hardware.cards if not card.shares_ram] if wishes.use_card else []
     if not own:
         return _plan_for_cpu(hardware, model, wishes)
@@ -205,11 +207,10 @@ def _plan_for_card(hardware: Hardware, card: Card, model: ModelDescription, wish
         reserve = SMALL_RESERVE if card.vram_bytes < SMALL_CARD else RESERVE
     vram = max(0, card.free_bytes - reserve)
     vram = vram if wishes.vram_budget_bytes is None else min(vram, wishes.vram_budget_bytes)
-    dense = model.dense_q8_bytes if wishes.dense == "q8_0" else model.dense_bytes
-    context = _context(model, wishes, wishes.kv, vram - RUNTIME_VRAM - dense)
+    context = _context(model, wishes, wishes.kv, vram - RUNTIME_VRAM - model.dense_bytes)
     parts = [
         Part("runtime", "VRAM", RUNTIME_VRAM),
-        Part("dense weights", "VRAM", dense),
+        Part("dense weights", "VRAM", model.dense_bytes),
         *_sequence_parts(model, wishes, wishes.kv, context, "VRAM"),
     ]
     left = vram - sum(part.bytes for part in parts)
@@ -229,7 +230,7 @@ def _plan_for_card(hardware: Hardware, card: Card, model: ModelDescription, wish
     notes = [f"{other.name}: not used, one card is" for other in hardware.cards if other is not card]
     read = _read_bytes(model, wishes.kv, context)
     decode = tuple(
-        decode_on_card(model, speeds, dense, read, hit_rate(curve, held), wishes.window, wishes.acceptance)
+        decode_on_card(model, speeds, read, hit_rate(curve, held), wishes.window, wishes.acceptance)
         for speeds, curve in zip(rates, (MIXED_USE, ONE_TOPIC), strict=True)
     )
     return _checked(

@@ -42,7 +42,7 @@ def _changes(hardware: Hardware, model: ModelDescription, wishes: Wishes, made: 
         changes.append("--lanes 1")
     if made.card and wishes.kv == "f16" and helps(kv="int8"):
         changes.append("--kv int8 (changes text slightly)")
-    if made.card and wishes.dense == "as_stored" and helps(dense="q8_0"):
+    if wishes.dense == "as_stored" and helps(dense="q8_0"):
         changes.append("--dense q8_0 (changes text slightly)")
     for tier, budget in (("VRAM", made.vram_budget), ("RAM", made.ram_budget)):
         short = made.used(tier) - budget

@@ -123,8 +123,8 @@ class ToolOptions(BaseModel):
     ] = None
     dense: Annotated[
         Literal["as_stored", "q8_0"],
-        Scope("plan"),
-        Field(description="Float matrices on the card: as_stored, or q8_0, which changes text slightly."),
+        Scope(*ENGINE, "plan", "logits", "synth"),
+        Field(description="Float matrices: as_stored, or q8_0, half the bytes; changes text slightly."),
     ] = "as_stored"
     kv: Annotated[
         Literal["f16", "int8"],

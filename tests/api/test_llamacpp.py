@@ -58,6 +58,7 @@ def test_props_and_slots(http: httpx.Client) -> None:
     props = http.get("/props").json()
     assert (props["model_alias"], props["total_slots"]) == ("parrot", 2)
     assert props["default_generation_settings"]["params"]["temperature"] == 1.0
+    assert props["dense"] == "as_stored"
     assert props["eos_token"] == "<|im_end|>"
     assert "<|im_start|>" in props["chat_template"]
     slots = http.get("/slots").json()

@@ -30,6 +30,18 @@ def test_json_has_the_times(capsys):
     assert measured["prompt_s"] > 0 and measured["decode_s"] > 0 and measured["memory_bytes"] > 0
 
 
+def test_float_matrices_can_be_requantised(capsys, tmp_path):
+    sizes = {}
+    for dense in ("as_stored", "q8_0"):
+        arguments = ["--layers", "2", "--experts", "8", "--json", "--dense", dense, *SHORT]
+        assert main(["synth", "tiny", "--quant", "iq3_xxs", *arguments]) == 0
+        sizes[dense] = json.loads(capsys.readouterr().out)["memory_bytes"]
+    assert sizes["q8_0"] < sizes["as_stored"]
+    out = str(tmp_path / "model.gguf")
+    assert main(["synth", "tiny", "--quant", "q2_0", "--dense", "q8_0", "--out", out]) == 1
+    assert "--dense q8_0: is made while a model is loaded" in capsys.readouterr().err
+
+
 def test_a_file_is_the_same_model(capsys, tmp_path):
     out = tmp_path / "model.gguf"
     assert main(["synth", "tiny", "--quant", "q2_0", "--layers", "2", "--out", str(out)]) == 0

@@ -21,13 +21,14 @@ def run(options: Options) -> None:
     """
     from strata.engine.loading import load
     from strata.engine.routing import RouteRecorder
+    from strata.formats.requantized import with_dense
     from strata.hardware.cpu import usable_cpus
     from strata.models import open_checkpoint
 
     if options.model.startswith("scripted:"):
         raise StrataError(f"{options.model}: a scripted model has no logits; name a GGUF file or a folder")
     tokens = read_tokens(options.tokens)
-    checkpoint = open_checkpoint(model_path(options))
+    checkpoint = with_dense(open_checkpoint(model_path(options)), options.dense)
     threads = options.threads or len(usable_cpus())
     cache_bytes = None if options.cache_mib is None else options.cache_mib * 2**20
     with Progress(console=Console(stderr=True), transient=True) as progress:

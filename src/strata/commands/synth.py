@@ -44,6 +44,10 @@ def run(options: Options, model: str) -> None:
     geometry = _geometry(options, model)
     checkpoint = SyntheticCheckpoint(geometry, find_mix(geometry, options.quant))
     if options.gguf is not None:
+        if options.dense != "as_stored":
+            raise StrataError(
+                f"--dense {options.dense}: is made while a model is loaded; a file has what --quant says"
+            )
         with _progress("writing") as report:
             write_gguf(checkpoint, options.gguf, report)
         print(f"{options.gguf}: {options.gguf.stat().st_size / 1e9:.2f} GB")
@@ -73,6 +77,7 @@ def _measure(options: Options, checkpoint: "SyntheticCheckpoint") -> Measured:
 
     from strata.engine.loading import load
     from strata.engine.routing import force_routes
+    from strata.formats.requantized import with_dense
     from strata.hardware.cpu import usable_cpus
     from strata.models.base import PREFILL_CHUNK
 
@@ -80,9 +85,10 @@ def _measure(options: Options, checkpoint: "SyntheticCheckpoint") -> Measured:
     num_tokens = _num_tokens(options, geometry)
     trace = _trace(options, geometry, num_tokens)
     _check_memory(options, checkpoint, threads)
+    weights = with_dense(checkpoint, options.dense)
     started = time.perf_counter()
     with _progress("making weights") as report:
-        loaded = load(checkpoint, threads, False, None, report)
+        loaded = load(weights, threads, False, None, report)
     load_s = time.perf_counter() - started
     force_routes(loaded.model, trace)
     tokens = np.random.default_rng(0).integers(0, geometry.vocab, num_tokens).tolist()
@@ -133,17 +139,20 @@ def _check_memory(options: Options, checkpoint: "SyntheticCheckpoint", threads: 
     """Refuse a model without room before any of it is made, and say how much of it there is room for."""
     from strata.commands.doctor.facts import native_isa
     from strata.engine.loading import memory_shortage
+    from strata.formats.requantized import with_dense
     from strata.formats.synthetic import SyntheticCheckpoint
 
     isa, _ = native_isa()
-    shortage = memory_shortage(checkpoint, isa, threads) if isa else ""  # torch reads what it needs
+    shortage = (
+        memory_shortage(with_dense(checkpoint, options.dense), isa, threads) if isa else ""
+    )  # torch reads what it needs
     if not shortage:
         return
     geometry, mix = checkpoint.geometry, find_mix(checkpoint.geometry, options.quant)
 
     def too_many(layers: int) -> bool:
         smaller = SyntheticCheckpoint(replace(geometry, layers=layers), mix)
-        return bool(memory_shortage(smaller, isa, threads))
+        return bool(memory_shortage(with_dense(smaller, options.dense), isa, threads))
 
     fitting = bisect.bisect_left(range(geometry.layers), True, lo=2, key=too_many) - 1
     room = f"There is room for --layers {fitting}; " if fitting >= 2 else ""

@@ -129,6 +129,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     threads: int
     kernels: str  # what computes, e.g. "avx2, 2 threads"
     experts: ExpertLayout | None = None  # None: a dense model
+    dense: Literal["as_stored", "q8_0"] = "as_stored"  # float matrices
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -254,6 +255,7 @@ class EngineConfig(msgspec.Struct, frozen=True):
     card: str = "auto"  # PyTorch's number of a card, `none`, or `auto`: the best there is, if the model fits
     vram_budget_bytes: int | None = None  # None: all that is free
     vram_reserve_bytes: int | None = None  # None: as the planner says
+    dense: Literal["as_stored", "q8_0"] = "as_stored"  # float matrices
     kv: Literal["f16", "int8"] = "f16"  # keys and values on a card
 
 

@@ -44,6 +44,7 @@ from strata.engine.scheduler import Scheduler
 from strata.engine.scripted import CONTEXT_LENGTH, PREFIX, load_script
 from strata.errors import EngineError, StrataError
 from strata.formats.checkpoint import Checkpoint
+from strata.formats.requantized import with_dense
 from strata.formats.tokenizer import Tokenizer, load_tokenizer
 from strata.hardware.cpu import usable_cpus
 from strata.layers.expert_counts import HALF_LIFE_TOKENS
@@ -122,7 +123,7 @@ def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> Load
     path = Path(config.model)
     emit(LoadProgress(0, 1, f"opening {path.name}"))
     threads = config.threads or len(usable_cpus())
-    checkpoint = open_checkpoint(path)
+    checkpoint = with_dense(open_checkpoint(path), config.dense)
     progress = _Throttle(lambda done, total: emit(LoadProgress(done, total, f"loading {path.name}")))
     loaded = load_on_card(checkpoint, config, threads, progress, lambda text: emit(LoadProgress(1, 1, text)))
     if loaded is None:
@@ -137,6 +138,7 @@ def load_checkpoint(config: EngineConfig, emit: Callable[[Event], None]) -> Load
         threads=threads,
         kernels=loaded.kernels,
         experts=loaded.experts,
+        dense=config.dense,
     )
     return loaded.lanes, info, loaded
 

@@ -11,8 +11,8 @@ from strata.errors import ModelFileError
 from strata.formats.checkpoint import Checkpoint, TensorInfo
 from strata.formats.geometry import Geometry
 from strata.formats.mixes import find_mix, tensors_of
-from strata.formats.quants import FORMATS
 from strata.formats.quants.planes import plane_bytes
+from strata.formats.requantized import requantized
 
 _LAYER = re.compile(r"^blk\.(\d+)\.")
 _EXPERT = re.compile(r"\.ffn_(?:gate|up|down|gate_up)(?:_exps|\.\d+)\.weight$")
@@ -21,7 +21,6 @@ _PROJECTION = re.compile(
     r"^blk\.(\d+)\.(?:attn_(?:q|k|v|qkv|gate)|ssm_(?:in|ba|alpha|beta)|indexer\..*_proj)\.weight$"
 )
 _FFN_GATE = re.compile(r"\.ffn_up(?:_shexp)?\.weight$")
-_FLOATS = ("F32", "F16", "BF16")
 _STATE_BYTES = 4  # recurrent states are float32
 
 
@@ -40,7 +39,7 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
         expert_count, experts_used: of such a layer, and by a token; 0 in a dense model.
         dense_bytes: what every token reads: all matrices but experts and tables.
         output_bytes: of these, the output matrix.
-        dense_q8_bytes: the same with float matrices as Q8_0, where their rows allow it.
+        dense_q8_bytes, output_q8_bytes, draft_q8_bytes: the same with `--dense q8_0`.
         table_bytes: token embedding, of which a token reads a row; 0 where it is the output matrix too.
         ngram_bytes, ngram_rows: the n-gram table, and how many of its rows a token reads;
             `ngram_width` values together.
@@ -69,6 +68,8 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     dense_bytes: int
     output_bytes: int
     dense_q8_bytes: int
+    output_q8_bytes: int
+    draft_q8_bytes: int
     table_bytes: int
     ngram_bytes: int
     ngram_rows: int
@@ -85,6 +86,15 @@ class ModelDescription(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     @property
     def all_expert_bytes(self) -> int:
         return self.expert_count * sum(self.expert_bytes)
+
+    def requantized(self) -> "ModelDescription":
+        """The model with `--dense q8_0`."""
+        return msgspec.structs.replace(
+            self,
+            dense_bytes=self.dense_q8_bytes,
+            output_bytes=self.output_q8_bytes,
+            draft_bytes=self.draft_q8_bytes,
+        )
 
     @classmethod
     def of_checkpoint(cls, checkpoint: Checkpoint) -> "ModelDescription":
@@ -130,25 +140,15 @@ class _Keys:
 def _describe(name: str, keys: _Keys, tensors: Mapping[str, TensorInfo]) -> ModelDescription:
     layers = keys.count("block_count") - keys.count("nextn_predict_layers", 0)
     tied = "output.weight" not in tensors
-    dense: list[TensorInfo] = []
-    experts: dict[int, list[TensorInfo]] = {}
-    table = ngram = draft = 0
-    for tensor in tensors.values():
-        match = _LAYER.match(tensor.name)
-        layer = int(match[1]) if match else -1
-        if tensor.name in _NGRAM_TABLES:
-            ngram += tensor.num_bytes
-        elif tensor.name == "token_embd.weight" and not tied:
-            table += tensor.num_bytes
-        elif layer >= layers:
-            draft += _tensor_bytes(tensor)
-        elif _EXPERT.search(tensor.name):
-            experts.setdefault(layer, []).append(tensor)
-        else:
-            dense.append(tensor)
+    dense, experts, draft, table, ngram = _sorted(tensors, layers, tied)
     count = keys.count("expert_count", 0) or _router_rows(tensors)
     if not experts:
         count = 0
+    output = tensors["token_embd.weight" if tied else "output.weight"]
+
+    def q8_bytes(some: list[TensorInfo]) -> int:
+        return sum(_tensor_bytes(requantized(tensor, tied)) for tensor in some)
+
     return ModelDescription(
         name=name,
         architecture=keys.architecture,
@@ -164,18 +164,44 @@ def _describe(name: str, keys: _Keys, tensors: Mapping[str, TensorInfo]) -> Mode
         expert_count=count,
         experts_used=keys.count("expert_used_count") if count else 0,
         dense_bytes=sum(map(_tensor_bytes, dense)),
-        output_bytes=_tensor_bytes(tensors["token_embd.weight" if tied else "output.weight"]),
-        dense_q8_bytes=sum(map(_q8_bytes, dense)),
+        output_bytes=_tensor_bytes(output),
+        dense_q8_bytes=q8_bytes(dense),
+        output_q8_bytes=q8_bytes([output]),
+        draft_q8_bytes=q8_bytes(draft),
         table_bytes=table,
         ngram_bytes=ngram,
         ngram_rows=_ngram_rows(keys) if ngram else 0,
         ngram_width=_ngram_rows(keys) * _ngram_length(tensors) if ngram else 0,
-        draft_bytes=draft,
+        draft_bytes=sum(map(_tensor_bytes, draft)),
         **_sequence_sizes(keys, tensors, layers),
         dense_weights=sum(math.prod(tensor.shape) for tensor in dense if _is_matrix(tensor)),
         expert_weights=sum(math.prod(t.shape) for t in experts.get(min(experts, default=0), ()))
         // max(count, 1),
     )
+
+
+def _sorted(
+    tensors: Mapping[str, TensorInfo], layers: int, tied: bool
+) -> tuple[list[TensorInfo], dict[int, list[TensorInfo]], list[TensorInfo], int, int]:
+    """Dense tensors, experts by layer, those of a draft layer, and bytes of embedding and n-gram table."""
+    dense: list[TensorInfo] = []
+    draft: list[TensorInfo] = []
+    experts: dict[int, list[TensorInfo]] = {}
+    table = ngram = 0
+    for tensor in tensors.values():
+        match = _LAYER.match(tensor.name)
+        layer = int(match[1]) if match else -1
+        if tensor.name in _NGRAM_TABLES:
+            ngram += tensor.num_bytes
+        elif tensor.name == "token_embd.weight" and not tied:
+            table += tensor.num_bytes
+        elif layer >= layers:
+            draft.append(tensor)
+        elif _EXPERT.search(tensor.name):
+            experts.setdefault(layer, []).append(tensor)
+        else:
+            dense.append(tensor)
+    return dense, experts, draft, table, ngram
 
 
 def _router_rows(tensors: Mapping[str, TensorInfo]) -> int:
@@ -238,12 +264,6 @@ def _tensor_bytes(tensor: TensorInfo) -> int:
     if not _is_matrix(tensor):
         return 4 * math.prod(tensor.shape)
     return math.prod(tensor.shape[:-2]) * plane_bytes(tensor.format, *tensor.shape[-2:])
-
-
-def _q8_bytes(tensor: TensorInfo) -> int:
-    """`_tensor_bytes` where float matrices become Q8_0."""
-    fits = tensor.format in _FLOATS and tensor.shape[-1] % FORMATS["Q8_0"].block_size == 0
-    return plane_bytes("Q8_0", *tensor.shape) if fits and _is_matrix(tensor) else _tensor_bytes(tensor)
 
 
 def _is_matrix(tensor: TensorInfo) -> bool:

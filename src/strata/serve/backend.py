@@ -167,6 +167,7 @@ class Backend:
             "memory": [dataclasses.asdict(part) for part in info.memory],
             "threads": info.threads,
             "kernels": info.kernels,
+            "dense": info.dense,
         }
 
     async def totals(self) -> Totals | None:

@@ -26,6 +26,7 @@ def engine_config(options: Options) -> EngineConfig:
         card=card,
         vram_budget_bytes=_bytes(options.vram_budget_mib),
         vram_reserve_bytes=_bytes(options.vram_reserve_mib),
+        dense=options.dense,
         kv=options.kv,
     )
 

@@ -118,6 +118,7 @@ async def props(request: Request) -> dict[str, Any]:
         "total_slots": backend.options.lanes,
         "model_alias": backend.name,
         "model_path": backend.options.model,
+        "dense": backend.engine.info.dense,
         "modalities": {"vision": False, "audio": False},
         "build_info": f"strata-{__version__}",
     } | backend.special_texts()

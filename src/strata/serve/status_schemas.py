@@ -57,6 +57,7 @@ class Status(BaseModel):
     load_s: float | None = None
     threads: int | None = None
     kernels: str | None = None
+    dense: Literal["as_stored", "q8_0"] | None = None  # float matrices
     memory: list[MemoryPart] | None = None
     experts: ExpertLayout | None = None  # left out for a dense model
     running: int | None = None

@@ -75,6 +75,7 @@ def _model(backend: Backend, file_facts: dict[str, str]) -> None:
         "Architecture": state.get("architecture"),
         "Context": f"{state['context_length']:,} tokens" if "context_length" in state else None,
         "Computing with": state.get("kernels"),
+        "Float matrices": "as Q8_0" if state.get("dense") == "q8_0" else None,
         "Loaded in": f"{state['load_s']:.1f} s" if "load_s" in state else None,
     }
     info = backend.engine.info
