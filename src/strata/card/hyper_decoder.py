@@ -9,6 +9,7 @@ from strata.card.mixers import Memory, card_mixer
 from strata.card.ngram import CardNgramMemory
 from strata.card.products import Activations, empty_quantized
 from strata.card.rows import Inputs, Rows
+from strata.card.weights import CardWeights
 from strata.layers.block import HyperBlock
 from strata.layers.hyper_connection import HyperConnection
 from strata.layers.ngram import NgramMemory
@@ -16,6 +17,8 @@ from strata.layers.sparse_attention import SparseAttention
 from strata.models.qwen4exp import Qwen4Exp
 from strata.ops.triton import hyper_connection
 from strata.ops.triton.hyper_connection import HyperConnectionWeights
+from strata.ops.triton.streams import QuantizedHyperConnection
+from strata.ops.triton.streams import read as read_quantized
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,16 +51,8 @@ class CardHyperConnection:
     """`layers.hyper_connection.HyperConnection`."""
 
     def __init__(self, module: HyperConnection, memory: Memory):
-        below = [module.down] if module.inject is None else [module.down, module.inject]
-        weights = memory.weights
         self._workspace = memory.workspace
-        self._weights = HyperConnectionWeights(
-            weights.get(module.norm),
-            weights.stack_floats(below),
-            weights.stack_floats([module.up]),
-            module.streams,
-            module.epsilon,
-        )
+        self._weights = _quantized(module, memory.weights) or _floats(module, memory.weights)
         self._workspace.reserve(*self._weights.workspace_size())
 
     def read(self, streams: Streams) -> tuple[torch.Tensor, Activations, torch.Tensor]:
@@ -65,10 +60,43 @@ class CardHyperConnection:
         quantized = None
         if self._weights.width % 128 == 0:
             quantized = empty_quantized(streams.residual[:, 0])
-        residual, x, inject = hyper_connection.read(
-            streams.residual, self._weights, self._workspace, streams.output, streams.inject, quantized
-        )
+        args = (self._workspace, streams.output, streams.inject, quantized)
+        if isinstance(self._weights, QuantizedHyperConnection):
+            residual, x, inject = read_quantized(streams.residual, self._weights, *args)
+        else:
+            residual, x, inject = hyper_connection.read(streams.residual, self._weights, *args)
         return residual, Activations(x, quantized), inject
+
+
+def _quantized(module: HyperConnection, weights: CardWeights) -> QuantizedHyperConnection | None:
+    """The weights for quantised products; None where the module is to be multiplied as floats."""
+    norm = weights.get(module.norm).view(module.streams, -1)
+    if not (weights.is_quantized(module.down) and weights.is_quantized(module.up)) or norm.shape[1] % 128:
+        return None
+    linears = [linear for linear in (module.down, module.up, module.inject) if linear is not None]
+    weights.require_bare(linears)
+    inject, below = None, [module.down]
+    if module.inject is not None:
+        if weights.card_format(module.inject.name) == weights.card_format(module.down.name):
+            below.append(module.inject)
+        else:
+            inject = weights.stack_floats([module.inject])
+    (down,), (up,) = weights.stack(below), weights.stack([module.up])
+    if len(below) == 2:
+        inject = down.rows[module.inject.name][0]
+    return QuantizedHyperConnection(norm, down.matrix, up.matrix, inject, module.epsilon)
+
+
+def _floats(module: HyperConnection, weights: CardWeights) -> HyperConnectionWeights:
+    """The weights as floats, whatever they are in the file."""
+    below = [module.down] if module.inject is None else [module.down, module.inject]
+    return HyperConnectionWeights(
+        weights.get(module.norm),
+        weights.stack_floats(below),
+        weights.stack_floats([module.up]),
+        module.streams,
+        module.epsilon,
+    )
 
 
 class CardHyperBlock:

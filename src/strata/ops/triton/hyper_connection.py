@@ -1,9 +1,8 @@
 """Reading from and writing to the residual streams of gated hyper-connections (MODELS.md section 2.2).
 
-A read is two launches for a window where `down`, `inject` and `up` are float matrices, which in the released
-files they are: the write of the block before, the scales of the norm, and the products with `down` and
-`inject`, of streams that are scaled afterwards; the product with `up`, the gates and their mean. A prompt's
-writes come first, by themselves. Where matrices are quantised, see `streams`.
+A read is two launches for a window: the write of the block before, the scales of the norm, and the products
+with `down` and `inject`, of streams that are scaled afterwards; the product with `up`, the gates and their
+mean. A prompt's writes come first, by themselves. Matrices are floats; for quantised ones see `streams`.
 """
 
 from dataclasses import dataclass

@@ -131,9 +131,26 @@ def multiply_shared_tiles(
     Args:
         matrices: one, or two of different formats.
     """
+    num_rows, first, more = codes.shape[0], matrices[0], matrices[-1]
+    terms = product_terms(matrices, codes, scales)
+    blocks = [triton.cdiv(m.num_out, 128) for m in matrices]
+    _sum_kernel[(sum(blocks), num_rows)](
+        terms[0], outs[0], terms[0].shape[2], first.num_out, terms[-1], outs[-1], terms[-1].shape[2],
+        more.num_out, blocks[0], TERMS=terms[0].shape[1],
+        MORE_TERMS=terms[1].shape[1] if len(terms) > 1 else 0, BLOCK=128, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
+
+
+def product_terms(
+    matrices: Sequence[PlaneMatrix], codes: torch.Tensor, scales: torch.Tensor
+) -> list[torch.Tensor]:
+    """What is to be added up in order for products, see `ordered_sum`: float32 `[rows, terms, tiles' rows]`.
+
+    Args:
+        matrices: one, or two of different formats.
+    """
     num_rows, num_in, first, more = codes.shape[0], matrices[0].num_in, matrices[0], matrices[-1]
     tiles = [triton.cdiv(m.num_out, TILE_ROWS) for m in matrices]
-    blocks = [triton.cdiv(m.num_out, 128) for m in matrices]
     counts = [num_terms(m.format, num_in) for m in matrices]
     padded = [n * TILE_ROWS for n in tiles]
     terms = [
@@ -146,11 +163,7 @@ def multiply_shared_tiles(
         codes.view(torch.int32), scales, tiles[0], FORMAT=first.format, MORE=more.format, K=num_in,
         **one_warp(),
     )  # fmt: skip
-    _sum_kernel[(sum(blocks), num_rows)](
-        terms[0], outs[0], padded[0], first.num_out, terms[-1], outs[-1], padded[-1], more.num_out, blocks[0],
-        TERMS=counts[0], MORE_TERMS=counts[1] if len(counts) > 1 else 0, BLOCK=128, num_warps=1,
-        enable_fp_fusion=False,
-    )  # fmt: skip
+    return terms
 
 
 def multiply_own_tiles(

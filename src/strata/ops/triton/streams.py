@@ -1,15 +1,55 @@
-"""The steps of a hyper-connection between its products, for where those are quantised.
+"""Hyper-connections whose `down` and `up` are quantised: products are the processor's, to the bit.
 
-`hyper_connection.read` does it all in two launches where matrices are floats. With quantised ones a read is
-`norm.write_rms_norm`, the product with `down`, `mix_down`, the product with `up`, `read_streams`.
+A read is five launches: the write of the block before with the norm; the product with `down`, of a window as
+terms; their sums, activated and quantised; the product with `up`; the gates and their mean. Where matrices
+are floats, see `hyper_connection`.
 """
+
+from dataclasses import dataclass
 
 import torch
 import triton
 import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid, silu
+from strata.ops.triton.float_matmul import WINDOW_ROWS, Workspace, float_matmul, workspace_size
+from strata.ops.triton.norm import rms_norm, write_rms_norm
 from strata.ops.triton.quantize import quantize_blocks
+from strata.ops.triton.quantized_matmul import (
+    PlaneMatrix,
+    multiply_own_tiles,
+    product_terms,
+    quantized_matmul,
+)
+from strata.ops.triton.tile_product import ordered_sum
+
+
+@dataclass(frozen=True, slots=True)
+class QuantizedHyperConnection:
+    """A module's weights.
+
+    Args:
+        norm: float32 `[streams, width]`; 128 divides the width.
+        down: `[low_rank (and more rows), streams * width]`.
+        up: `[streams * width, low_rank]`.
+        inject: its first row in `down`, or a float matrix `[streams, streams * width]`; None in a module that
+            is not written back from.
+        epsilon: of the norm.
+    """
+
+    norm: torch.Tensor
+    down: PlaneMatrix
+    up: PlaneMatrix
+    inject: torch.Tensor | int | None
+    epsilon: float
+
+    @property
+    def width(self) -> int:
+        return self.norm.shape[1]
+
+    def workspace_size(self) -> tuple[int, int]:
+        """Sums and tiles of a `Workspace` for windows."""
+        return workspace_size(*self.inject.shape) if isinstance(self.inject, torch.Tensor) else (0, 0)
 
 
 @triton.jit
@@ -42,42 +82,56 @@ def write_streams(residual: torch.Tensor, output: torch.Tensor, inject: torch.Te
 
 
 @triton.jit
-def _mix_down(down, inject, codes, scales, strengths, down_stride, inject_stride, LOW: tl.constexpr,
-              STREAMS: tl.constexpr, BLOCKS: tl.constexpr):  # fmt: skip
-    """A program is a row."""
-    row = tl.program_id(0).to(tl.int64)
-    block = tl.arange(0, BLOCKS)
-    column = block[:, None] * 128 + tl.arange(0, 128)[None, :]
-    low = silu(tl.load(down + row * down_stride + column, column < LOW, other=0.0) / STREAMS)
-    code, scale = quantize_blocks(low)
-    tl.store(codes + row * LOW + column, code, column < LOW)
-    USED: tl.constexpr = (LOW + 127) // 128
-    tl.store(scales + row * USED + block[:, None], scale, block[:, None] < USED)
-    stream = tl.arange(0, STREAMS)
-    logit = tl.load(inject + row * inject_stride + stream)
-    tl.store(strengths + row * STREAMS + stream, 2 * sigmoid(logit / STREAMS))
+def _mix_down(terms, logits, codes, scales, strengths, row_stride, term_stride, logits_stride, num_columns,
+              first_logit, LOW: tl.constexpr, STREAMS: tl.constexpr, TERMS: tl.constexpr, SOME: tl.constexpr,
+              AMONG: tl.constexpr):  # fmt: skip
+    """A program is 128 columns of a row. With AMONG, the logits are among the columns."""
+    block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    column = block * 128 + tl.arange(0, 128)
+    total = ordered_sum(terms, row * row_stride + column, term_stride, column < num_columns, TERMS, SOME)
+    if block * 128 < LOW:
+        low = tl.where(column < LOW, silu(total / STREAMS), 0.0)[None, :]
+        code, scale = quantize_blocks(low)
+        tl.store(codes + row * LOW + column[None, :], code, column[None, :] < LOW)
+        USED: tl.constexpr = (LOW + 127) // 128
+        tl.store(scales + row * USED + block + tl.zeros([1, 1], tl.int32), scale)
+    if AMONG:
+        stream = column - first_logit
+        mask = (stream >= 0) & (stream < STREAMS)
+        tl.store(strengths + row * STREAMS + stream, 2 * sigmoid(total / STREAMS), mask)
+    elif logits is not None:
+        stream = tl.arange(0, STREAMS)
+        mask = block + stream * 0 == 0
+        logit = tl.load(logits + row * logits_stride + stream, mask, other=0.0)
+        tl.store(strengths + row * STREAMS + stream, 2 * sigmoid(logit / STREAMS), mask)
 
 
 def mix_down(
-    down: torch.Tensor, inject: torch.Tensor
+    terms: torch.Tensor, low_rank: int, streams: int, inject: torch.Tensor | int | None
 ) -> tuple[tuple[torch.Tensor, torch.Tensor], torch.Tensor]:
     """What is multiplied with `up`, and how strongly the block's output is added to each stream.
 
     Args:
-        down: float32 `[rows, low_rank]`, product with `down`; rows may lie apart.
-        inject: float32 `[rows, streams]`, product with `inject`; rows may lie apart.
+        terms: float32 `[rows, terms, columns]`, contiguous, which are added up to products with `down`.
+        low_rank: the first columns are those of `down`.
+        streams: a power of two.
+        inject: its products: the first of their columns, or float32 `[rows, streams]`, of which rows may lie
+            apart; None in a module without.
 
     Returns:
         `silu(down / streams)` as int8 codes `[rows, low_rank]` and float32 scales `[rows, blocks]`, and
-        `2 * sigmoid(inject / streams)` float32 `[rows, streams]`.
+        `2 * sigmoid(inject / streams)` float32 `[rows, streams]` (of no use without `inject`).
     """
-    (rows, low_rank), streams = down.shape, inject.shape[1]
-    blocks = triton.cdiv(low_rank, 128)
-    codes = torch.empty(rows, low_rank, dtype=torch.int8, device=down.device)
-    scales, strengths = down.new_empty(rows, blocks), down.new_empty(rows, streams)
-    _mix_down[(rows,)](
-        down, inject, codes, scales, strengths, down.stride(0), inject.stride(0), LOW=low_rank,
-        STREAMS=streams, BLOCKS=triton.next_power_of_2(blocks), num_warps=1, enable_fp_fusion=False,
+    rows, count, columns = terms.shape
+    codes = torch.empty(rows, low_rank, dtype=torch.int8, device=terms.device)
+    scales, strengths = terms.new_empty(rows, triton.cdiv(low_rank, 128)), terms.new_empty(rows, streams)
+    logits = inject if isinstance(inject, torch.Tensor) else None
+    among = isinstance(inject, int)
+    _mix_down[(triton.cdiv(columns, 128), rows)](
+        terms, logits, codes, scales, strengths, count * columns, columns,
+        0 if logits is None else logits.stride(0), columns, inject if among else 0, LOW=low_rank,
+        STREAMS=streams, TERMS=count, SOME=min(32, triton.next_power_of_2(count)), AMONG=among, num_warps=1,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return (codes, scales), strengths
 
@@ -126,3 +180,37 @@ def read_streams(
         QUANTIZE=quantized is not None, num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
     return out
+
+
+def read(
+    residual: torch.Tensor,
+    weights: QuantizedHyperConnection,
+    workspace: Workspace,
+    output: torch.Tensor | None = None,
+    inject: torch.Tensor | None = None,
+    quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """As `hyper_connection.read`."""
+    rows, streams, width = residual.shape
+    codes = torch.empty(rows, streams * width, dtype=torch.int8, device=residual.device)
+    scales = residual.new_empty(rows, streams * width // 128)
+    norm = (weights.norm, weights.epsilon, (codes, scales))
+    if output is None or inject is None:
+        written, normalized = residual, rms_norm(residual, *norm)
+    else:
+        written, normalized = write_rms_norm(residual, output.contiguous(), inject, *norm)
+    logits = weights.inject
+    if isinstance(logits, torch.Tensor):
+        logits = float_matmul(normalized.flatten(1), logits, workspace)
+    window = rows <= WINDOW_ROWS
+    if window:
+        (terms,) = product_terms([weights.down], codes, scales)
+    else:
+        terms = quantized_matmul(weights.down, codes, scales, unpacked=workspace.unpacked)[:, None]
+    low, strengths = mix_down(terms, weights.up.num_in, streams, logits)
+    if window:
+        gate = residual.new_empty(rows, weights.up.num_out)
+        multiply_own_tiles(weights.up, *low, gate)
+    else:
+        gate = quantized_matmul(weights.up, *low, unpacked=workspace.unpacked)
+    return written, read_streams(normalized, gate, quantized), strengths

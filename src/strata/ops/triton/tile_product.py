@@ -228,14 +228,14 @@ def store_terms(
 
 
 @triton.jit
-def ordered_sum(terms, at, stride, mask, COUNT: tl.constexpr):
+def ordered_sum(terms, at, stride, mask, COUNT: tl.constexpr, SOME: tl.constexpr = 16):
     """The sum of `COUNT` terms in their order: float32 `[n]`.
 
     Args:
         terms: float32; `at` `[n]` is where an output's first term lies, `stride` the way to the next.
         mask: `[n]`.
+        SOME: terms that are loaded at once, a power of two.
     """
-    SOME: tl.constexpr = 16
     total = tl.zeros(at.shape, tl.float32)
     t = tl.arange(0, SOME)[:, None]
     for first in range(0, COUNT, SOME):
