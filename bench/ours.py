@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 from strata.engine.loading import load
-from strata.formats.requantized import Dense, with_dense
+from strata.formats.checkpoint import Checkpoint
 from strata.models import open_checkpoint
 from strata.models.base import PREFILL_CHUNK
 from strata.native import set_num_threads
@@ -15,8 +15,8 @@ from strata.native import set_num_threads
 class Strata:
     """A model on the processor's kernels, or on torch's, and one sequence, which `forward` appends to."""
 
-    def __init__(self, path: Path, threads: int, reference: bool = False, dense: Dense = "as_stored"):
-        checkpoint = with_dense(open_checkpoint(path), dense)
+    def __init__(self, model: Path | Checkpoint, threads: int, reference: bool = False):
+        checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model)
         self.model = load(checkpoint, threads, reference, None, report=lambda *_: None).model
         self.reset()
 
