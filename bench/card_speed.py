@@ -1,7 +1,7 @@
 """Tokens per second on a card, with the memory of smaller ones: a known model with made-up weights.
 
     python bench/card_speed.py [--model NAME] [--quant NAME] [--budgets all,24576,16384,12288] [--layers N]
-                               [--json FILE]
+                               [--dense q8_0] [--json FILE]
 
 The real geometry, of Qwen3.8-Flash-Next in IQ3_XXS unless another is named. Its routers' choices are forced
 to a made-up trace with the published skew and persistence (`strata.experts.trace`). The model is loaded once;
@@ -16,6 +16,7 @@ import statistics
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 import msgspec
 import numpy as np
@@ -27,6 +28,7 @@ from strata.engine.messages import SamplingParams
 from strata.experts.trace import Trace
 from strata.formats.geometry import GEOMETRIES
 from strata.formats.mixes import find_mix
+from strata.formats.requantized import Dense, with_dense
 from strata.formats.synthetic import SyntheticCheckpoint
 from strata.hardware.bandwidth import memory_bandwidth
 from strata.hardware.machine import this_machine
@@ -49,6 +51,7 @@ def main():
     parser.add_argument("--budgets", default="all,24576,16384,12288")
     parser.add_argument("--model", choices=GEOMETRIES, default="qwen3.8-flash-next")
     parser.add_argument("--quant", default="iq3_xxs")
+    parser.add_argument("--dense", choices=get_args(Dense), default="as_stored")
     parser.add_argument("--layers", type=int, help="the model's own, unless given")
     parser.add_argument("--prompts", default="512,4096")
     parser.add_argument("--tokens", type=int, default=128)
@@ -59,7 +62,7 @@ def main():
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     checkpoint = made_up(args.model, args.quant, args.layers, ngram_rows=100_000)
-    loaded, hardware, learned = load(checkpoint, args.context, 24576 * MIB, args.cpu_share)
+    loaded, hardware, learned = load(checkpoint, args.context, 24576 * MIB, args.cpu_share, args.dense)
     card, cpu = hardware.cards[0], hardware.cpu
     cache = loaded.runner.cache
     without_slots = card.free_bytes - torch.cuda.mem_get_info()[0] - cache.num_bytes
@@ -75,6 +78,7 @@ def main():
     if args.json:
         report = {"card": card.name, "cores": cpu.cores, "isa": cpu.isa, "memory": loaded.memory}
         report |= {"model": args.model, "quant": args.quant, "layers": checkpoint.geometry.layers}
+        report |= {"dense": args.dense}
         report |= {"chunk": loaded.plan.prefill_chunk, "results": results}
         args.json.write_text(json.dumps(report, indent=1, default=float))
     loaded.runner.close()
@@ -96,7 +100,7 @@ def made_up_routes(geometry):
     return Trace(trace.ids[LEARNED:], trace.experts), learned
 
 
-def load(checkpoint, context, budget, cpu_share=None, routes=None):
+def load(checkpoint, context, budget, cpu_share=None, dense="as_stored", routes=None):
     """The model on the card, forced to a trace; the machine; how often an earlier part used each expert.
 
     `routes` are as of `made_up_routes`, which makes them otherwise.
@@ -111,8 +115,8 @@ def load(checkpoint, context, budget, cpu_share=None, routes=None):
     say(f"trace after {time.perf_counter() - start:.1f} s")
     wishes = Wishes(context=context, lanes=1, vram_budget_bytes=budget)
     loaded = loading.load_on_card(
-        checkpoint, hardware, number, wishes, lambda *_: None, frequency=learned, trace=trace,
-        cpu_share=cpu_share,
+        with_dense(checkpoint, dense), hardware, number, wishes, lambda *_: None, frequency=learned,
+        trace=trace, cpu_share=cpu_share,
     )  # fmt: skip
     host = loaded.runner.model.host
     say(f"loaded after {time.perf_counter() - start:.1f} s; {loaded.memory}")
