@@ -8,6 +8,7 @@ from gguf import GGMLQuantizationType as Types
 from gguf.quants import quantize
 
 from strata.errors import ModelFileError
+from strata.formats import requantized as module
 from strata.formats.checkpoint import Checkpoint, TensorInfo
 from strata.formats.description import ModelDescription
 from strata.formats.geometry import GEOMETRIES
@@ -92,7 +93,9 @@ def test_codes_and_scales_are_ggmls():
 
 
 @pytest.mark.parametrize("format", ["F32", "F16", "BF16"])
-def test_a_file_is_read_as_its_values_are(tmp_path, format):
+def test_a_file_is_read_as_its_values_are(tmp_path, format, monkeypatch):
+    gone = []
+    monkeypatch.setattr(module, "let_go", gone.append)
     values = np.random.default_rng(0).standard_normal((33, 64), np.float32)
     writer = gguf.GGUFWriter(tmp_path / "m.gguf", "llama")
     for name in ("output.weight", "blk.0.ffn_gate_inp.weight"):
@@ -108,6 +111,7 @@ def test_a_file_is_read_as_its_values_are(tmp_path, format):
     assert np.array_equal(
         checkpoint.raw("blk.0.ffn_gate_inp.weight"), stored.raw("blk.0.ffn_gate_inp.weight")
     )
+    assert [view.ctypes.data for view in gone] == [stored.raw("output.weight").ctypes.data]
     assert with_dense(stored, "as_stored") is stored
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from strata.errors import ModelFileError
 from strata.formats.checkpoint import Checkpoint, TensorInfo
+from strata.formats.mapping import let_go
 from strata.formats.quants import FORMATS
 
 if TYPE_CHECKING:  # the planner asks for names and shapes only
@@ -113,6 +114,8 @@ class RequantizedCheckpoint(Checkpoint):
 
         with ThreadPoolExecutor(thread_name_prefix="requantize") as threads:
             list(threads.map(quantize, range(0, num_out, step)))
+        if raw is not None:
+            let_go(raw)
         return out
 
     def _blocks(self, name: str, values: np.ndarray) -> np.ndarray:

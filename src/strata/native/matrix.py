@@ -1,6 +1,5 @@
 """Matrices in planes, and products with them."""
 
-import mmap
 import threading
 from dataclasses import dataclass
 from functools import cache
@@ -8,6 +7,7 @@ from functools import cache
 import numpy as np
 import torch
 
+from strata.formats.mapping import let_go
 from strata.formats.quants.grid import GRID, grid
 from strata.hardware.cpu import usable_cpus
 from strata.native import _core
@@ -108,25 +108,7 @@ def pack(format: str, num_out: int, num_in: int, blocks: np.ndarray, planes: np.
     `planes` starts a cache line (`empty_planes`). If `blocks` lie in a mapped file, their pages are let go.
     """
     _core.pack(format, num_out, num_in, blocks.reshape(-1), planes)
-    _release(blocks)
-
-
-def _release(blocks: np.ndarray) -> None:
-    """Unmap the pages of a mapped file behind `blocks`: memory shall not hold a model twice.
-
-    They stay in the system's file cache as long as there is room. What can be written to, or is no mapped
-    file, is left alone.
-    """
-    owner: object = blocks
-    while isinstance(owner, np.ndarray):
-        owner = owner.base
-    if isinstance(owner, memoryview):
-        owner = owner.obj
-    if not isinstance(owner, mmap.mmap) or blocks.flags.writeable or not hasattr(mmap, "MADV_DONTNEED"):
-        return
-    offset = blocks.ctypes.data - np.frombuffer(owner, dtype=np.uint8).ctypes.data
-    page = offset // mmap.PAGESIZE * mmap.PAGESIZE
-    owner.madvise(mmap.MADV_DONTNEED, page, offset + blocks.nbytes - page)
+    let_go(blocks)
 
 
 def pack_scales(num_out: int, num_in: int, scales: np.ndarray, planes: np.ndarray) -> None:
