@@ -47,7 +47,7 @@ def _launch(x, y, strength, weight, epsilon, quantized):
     if quantized is not None and groups > 1 and width % QUANTIZED:
         raise ValueError(f"groups of {width} are no whole blocks of {QUANTIZED} activations")
     out = torch.empty_like(x)
-    total = x if y is None else torch.empty_like(x)
+    total = torch.empty_like(x) if strength is None and y is not None else x
     codes, scales = quantized or (out, out)
     block = max(triton.next_power_of_2(width), QUANTIZED)
     warps = 1 if block <= 512 else 4 if block <= 4096 else 8
@@ -97,14 +97,14 @@ def write_rms_norm(
     weight: torch.Tensor,
     epsilon: float,
     quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Add a block's output to each stream, and `rms_norm` of each.
+) -> torch.Tensor:
+    """Add a block's output to each stream, in place, and `rms_norm` of each.
 
     Args:
-        residual: float32 `[rows, streams, width]`, contiguous.
+        residual: float32 `[rows, streams, width]`, contiguous; written to.
         output: float32 `[rows, width]`, contiguous.
         inject: float32 `[rows, streams]`, how strongly it is added.
         weight: float32 `[streams, width]`.
         epsilon, quantized: as in `rms_norm`.
     """
-    return _launch(residual, output, inject, weight, epsilon, quantized)
+    return _launch(residual, output, inject, weight, epsilon, quantized)[1]

@@ -190,15 +190,15 @@ def read(
     inject: torch.Tensor | None = None,
     quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `hyper_connection.read`."""
+    """As `hyper_connection.read`; the streams are written to in place."""
     rows, streams, width = residual.shape
     codes = torch.empty(rows, streams * width, dtype=torch.int8, device=residual.device)
     scales = residual.new_empty(rows, streams * width // 128)
     norm = (weights.norm, weights.epsilon, (codes, scales))
     if output is None or inject is None:
-        written, normalized = residual, rms_norm(residual, *norm)
+        normalized = rms_norm(residual, *norm)
     else:
-        written, normalized = write_rms_norm(residual, output.contiguous(), inject, *norm)
+        normalized = write_rms_norm(residual, output.contiguous(), inject, *norm)
     logits = weights.inject
     if isinstance(logits, torch.Tensor):
         logits = float_matmul(normalized.flatten(1), logits, workspace)
@@ -213,4 +213,4 @@ def read(
         multiply_own_tiles(weights.up, *low, gate)
     else:
         gate = quantized_matmul(weights.up, *low, unpacked=workspace.unpacked)
-    return written, read_streams(normalized, gate, quantized), strengths
+    return residual, read_streams(normalized, gate, quantized), strengths

@@ -28,7 +28,8 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
     strengths = 2 * torch.sigmoid(logits / STREAMS)
     want = reference.write_streams(residual.cpu(), output.cpu(), logits.cpu())
     yield "write_streams", write_streams(residual, output, strengths), want
-    written, normalized = write_rms_norm(residual, output, strengths, weight, 1e-6)
+    written = residual.clone()
+    normalized = write_rms_norm(written, output, strengths, weight, 1e-6)
     yield "write_rms_norm, streams", written, want
     yield "write_rms_norm", normalized, rms_norm(want, weight.cpu(), 1e-6)
     gate = residual.flatten(1)
@@ -77,7 +78,7 @@ class _Module:
         self.workspace = Workspace(device, *self.weights.workspace_size())
 
     def read(self, rows: slice) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        residual, output, inject = (x[rows] for x in self.rows)
+        residual, output, inject = (x[rows].clone() for x in self.rows)
         return read(residual, self.weights, self.workspace, output, inject)
 
     def reference(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
