@@ -17,6 +17,7 @@ from pathlib import Path
 import torch
 
 from strata.formats.quants import FORMATS
+from strata.formats.quants.planes import plane_bytes
 from strata.ops.triton.catalog import checks
 from strata.ops.triton.delta_net import DeltaNetState, DeltaNetWeights, gated_delta_net
 from strata.ops.triton.embedding import EmbeddingTable, embed
@@ -24,7 +25,10 @@ from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_si
 from strata.ops.triton.hyper_connection import HyperConnectionWeights, read
 from strata.ops.triton.ngram import NgramHash, NgramState, NgramWeights, add_ngram_memory, ngram_rows
 from strata.ops.triton.norm import add_rms_norm
+from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook
 from strata.ops.triton.router import route
+from strata.ops.triton.streams import QuantizedHyperConnection
+from strata.ops.triton.streams import read as read_quantized
 
 PARTS = (
     "float_matmul", "hyper_connection", "streams", "delta_net", "norm", "router", "ngram", "embedding"
@@ -145,6 +149,31 @@ def bench_hyper_connection(bench: Bench) -> None:
         )
 
 
+def bench_quantized_hyper_connection(bench: Bench) -> None:
+    """The same with `down`, `inject` and `up` as Q8_0."""
+    streams, width, low = 4, 2560, 320
+    wide = streams * width
+    size = plane_bytes("Q8_0", low + 16, wide) + plane_bytes("Q8_0", wide, low)
+
+    def matrix(num_out: int, num_in: int) -> PlaneMatrix:
+        planes = torch.randint(256, (plane_bytes("Q8_0", num_out, num_in),), dtype=torch.uint8, device=DEVICE)
+        return PlaneMatrix("Q8_0", num_out, num_in, planes, codebook("Q8_0", DEVICE))
+
+    def make(rows: int):
+        weights = QuantizedHyperConnection(
+            random(streams, width), matrix(low + 16, wide), matrix(wide, low), low, 1e-6
+        )
+        workspace = Workspace(DEVICE, 1, 1, num_unpacked=2 * wide * (low + 16))
+        inputs = random(rows, streams, width), random(rows, width), random(rows, streams)
+        quantized = torch.empty(rows, width, dtype=torch.int8, device=DEVICE), random(rows, width // 128)
+        residual, output, inject = inputs
+        return lambda: read_quantized(residual, weights, workspace, output, inject, quantized)
+
+    for rows in (1, 4, 16, 4096):
+        products = rows * wide * (2 * low + streams)
+        bench.add("hyper-connection in Q8_0: the same", rows, lambda rows=rows: make(rows), size, products)
+
+
 def bench_float_matmul(bench: Bench) -> None:
     def make(rows: int, shape: tuple[int, int], dtype: torch.dtype):
         x, weight = random(rows, shape[1]), random(*shape, dtype=dtype)
@@ -258,6 +287,7 @@ def main() -> int:
     print(f"{card}: a copy moves {bench.copy:.0f} GB/s")
     for part in (
         bench_hyper_connection,
+        bench_quantized_hyper_connection,
         bench_delta_net,
         bench_float_matmul,
         bench_small,
