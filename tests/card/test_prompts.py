@@ -56,7 +56,7 @@ class BytesModel:
     def experts_of(self, layer: int) -> int | None:
         return BLOCKS[layer]
 
-    def rows(self, lane, position, accepted, commit, addresses=None) -> SimpleNamespace:
+    def rows(self, lane, position, accepted, commit, addresses=None, share=None) -> SimpleNamespace:
         addresses = self.addresses if addresses is None else addresses
         return SimpleNamespace(position=position, accepted=accepted, addresses=addresses)
 

@@ -89,7 +89,7 @@ class TokenModel:
     def experts_of(self, layer: int) -> None:
         return None
 
-    def rows(self, lane, position, accepted, commit, addresses=None) -> SimpleNamespace:
+    def rows(self, lane, position, accepted, commit, addresses=None, share=None) -> SimpleNamespace:
         return SimpleNamespace(
             lane=lane.tolist(), position=position.tolist(), accepted=accepted.tolist(), commit=commit
         )

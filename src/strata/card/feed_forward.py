@@ -11,7 +11,7 @@ from strata.formats.quants.planes import QUANT_PLANES
 from strata.layers.feed_forward import FeedForward
 from strata.layers.linear import Linear
 from strata.layers.moe import Experts
-from strata.ops.triton.doorbell import JobPlace, publish_rows, ring, wait
+from strata.ops.triton.doorbell import JobPlace, publish_entries, publish_rows, ring, wait
 from strata.ops.triton.expert_records import ExpertBuffers, SharedExpert
 from strata.ops.triton.experts import combine_experts, compute_experts
 from strata.ops.triton.feed_forward import add_shared, swiglu
@@ -114,11 +114,23 @@ class CardExperts:
         addresses: torch.Tensor,
         rows: Rows,
     ) -> torch.Tensor:
-        """All experts on the card, for more rows than a window has."""
-        here = torch.full_like(ids, -1)
-        y = self._compute(x, ids, addresses, here, None)
-        out = combine_experts(ids, here, shares, y, self._nothing, factors=self._factors)
-        return out if self._shared is None else add_shared(out, self._shared(x, rows), shared_share)
+        """More rows than a window has; the processor computes some of the experts that few of them use."""
+        place = job = None
+        if self._host is not None and rows.share is not None and rows.share.missed[self.key]:
+            place = self._host.places[self.key % len(self._host.places)]
+            job = rows.share.choose(self.key, ids, shares, addresses, place.experts.numel())
+            publish_entries(place, x.x, job.rows, job.num_entries)
+            number = torch.arange(job.rows.numel(), dtype=torch.int32, device=ids.device)
+            ring(place, self.key, len(number), job.num_entries, job.experts, number, job.weights)
+        host_entry = torch.full_like(ids, -1) if job is None else job.host_entry
+        y = self._compute(x, ids, addresses, host_entry, None)
+        shared = None if self._shared is None else self._shared(x, rows)
+        host_y = self._nothing
+        if place is not None and job is not None:
+            wait(place, job.num_entries, self._host.error)
+            host_y = place.out
+        out = combine_experts(ids, host_entry, shares, y, host_y, factors=self._factors)
+        return out if shared is None else add_shared(out, shared, shared_share)
 
     def _compute(
         self,

@@ -11,10 +11,11 @@ from strata.native.jobs import JobStatus
 from strata.ops.triton.doorbell import TIMED_OUT, JobPlace, job_place
 
 PLACES = 2  # one can be written while the other is read
+PROMPT_ENTRIES = 1024  # of a prompt's job; few rows of many experts
 
 
 class JobPlaces:
-    """Where a window's kernels write jobs (docs/JOBS.md), and find what came of them.
+    """Where kernels write jobs (docs/JOBS.md), and find what came of them.
 
     Args:
         card: whose kernels ring.
@@ -30,7 +31,9 @@ class JobPlaces:
     """
 
     def __init__(self, card: Card, width: int, max_rows: int, slots: int, take: Sequence[int]):
-        layout = JobMemory(width, max_rows, max_rows * slots, count=1).layout
+        entries = max(max_rows * slots, PROMPT_ENTRIES)
+        self._sizes = width, entries, entries  # a prompt's job has a row for each entry
+        layout = JobMemory(*self._sizes, count=1).layout
         size = layout.bytes
         self._pinned = card.pinned(PLACES * size, dtype=torch.uint8)
         self._epochs = torch.zeros(PLACES, dtype=torch.int32, device=card.device)
@@ -62,7 +65,7 @@ class HostExperts(JobPlaces):
         num_threads: int | None = None,
     ):
         super().__init__(card, width, max_rows, slots, take)
-        memory = JobMemory(width, max_rows, max_rows * slots, PLACES, memory=self._pinned.numpy())
+        memory = JobMemory(*self._sizes, PLACES, memory=self._pinned.numpy())
         self._server = JobServer(layers, memory, num_threads)
 
     @staticmethod

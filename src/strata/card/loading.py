@@ -12,6 +12,7 @@ from strata.card.compile_ahead import Compiling, num_jobs
 from strata.card.device import Card
 from strata.card.host_experts import HostExperts
 from strata.card.model import CardModel
+from strata.card.prompts import Processor
 from strata.card.rehearsal import Stage
 from strata.card.runner import CardRunner
 from strata.card.weights import CardWeights
@@ -155,7 +156,9 @@ def load_on_card(
     if trace is not None:
         on_card.force_routes(torch.from_numpy(trace.ids))
     ring = sum(part.bytes for part in made.parts if part.purpose == "ring of streamed experts")
-    runner = CardRunner(on_card, cache, ring, made.prefill_part, described.link_bandwidth or 1e10, learn)
+    processor = None if host is None else _processor(hardware, model_description, cpu_share)
+    link = described.link_bandwidth or 1e10
+    runner = CardRunner(on_card, cache, ring, made.prefill_part, link, learn, processor)
     activations = _warm(runner, model_description, made)
     say("filling the card with experts")
     reserve = described.free_bytes - made.vram_budget
@@ -167,6 +170,12 @@ def load_on_card(
     _allocate(cache, max(0, min(budget, total)), number, reserve)
     del activations
     return LoadedOnCard(runner, made, _memory(runner, used, ring), weights.store.num_bytes)
+
+
+def _processor(hardware: Hardware, model: ModelDescription, share: float | None) -> Processor:
+    """What decides about its share of prompts."""
+    rates = rates_of(hardware, hardware.cards[0], HIGH)
+    return Processor(miss_costs(model, rates, rows=2), rates.copy, share)
 
 
 def _compiling(

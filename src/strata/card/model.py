@@ -8,6 +8,7 @@ from strata.card.feed_forward import CardExperts, require_feed_forward
 from strata.card.host_experts import JobPlaces
 from strata.card.hyper_decoder import CardHyperDecoder, Streams
 from strata.card.mixers import PAGE, Memory, require_mixer
+from strata.card.prompt_share import PromptShare
 from strata.card.rows import Inputs, Rows
 from strata.card.tables import CardTable
 from strata.card.weights import CardWeights
@@ -108,6 +109,7 @@ class CardModel:
         accepted: torch.Tensor,
         commit: bool,
         addresses: torch.Tensor | None = None,
+        share: PromptShare | None = None,
     ) -> Rows:
         """`Rows` of this model, whose experts are where the cache's table says, or `addresses`; see there."""
         return Rows(
@@ -119,6 +121,7 @@ class CardModel:
             self._inv_freq,
             self.model.rotary.attention_factor,
             self._decoder.block_size,
+            share,
         )
 
     def step(self, inputs: Inputs, rows: Rows) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 So the layer's experts are needed for a short time only. Those that the card does not hold are copied beside
 the computation of the layers before, into one half of a ring; the other half has the layer's that computes.
-What a half has no room for is read in host memory, where it is.
+What a half has no room for is read in host memory, where it is, or computed by the processor.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,29 @@ from strata.card.decoder import Residual
 from strata.card.device import Ticket
 from strata.card.hyper_decoder import Streams
 from strata.card.model import CardModel
+from strata.card.prompt_share import PromptShare
 from strata.card.rows import Rows
+from strata.experts.split import Costs
 
 # Up to so many rows use too few experts for it to pay that all of a layer's are copied.
 IN_PLACE_ROWS = 512
 
 Saved = list[list[torch.Tensor]]  # of each layer, what `CardModel.state_of` gave, in host memory
+
+
+@dataclass(frozen=True, slots=True)
+class Processor:
+    """What decides about the processor's share of a prompt's missed experts.
+
+    Args:
+        costs: of an expert, computed there or read in place.
+        copy: bytes in a second that copies to the ring get.
+        share: of the missed experts, that it takes; None: as costs say.
+    """
+
+    costs: Costs
+    copy: float
+    share: float | None = None
 
 
 @dataclass(slots=True)
@@ -43,13 +60,24 @@ class PromptReader:
         cache: what the card holds, which must not change while a chunk is read.
         ring_bytes: memory for experts on their way.
         part_rows: of a chunk that pass a layer at once; bounds what lies between its kernels.
+        processor: what the processor's share of missed experts is to be; None: it has none.
     """
 
-    def __init__(self, model: CardModel, cache: ExpertCache, ring_bytes: int, part_rows: int):
+    def __init__(
+        self,
+        model: CardModel,
+        cache: ExpertCache,
+        ring_bytes: int,
+        part_rows: int,
+        processor: Processor | None = None,
+    ):
         self._model, self._cache, self._card = model, cache, model.weights.card
         self._part_rows = part_rows
         self._half = ring_bytes // 2 // 256 * 256
         self._ring = self._card.empty(2 * self._half)
+        self._processor = processor
+        if processor is not None:
+            self._home = torch.from_numpy(cache.store.addresses).to(self._card.device)
         self._zeros = torch.zeros(model.lanes, dtype=torch.int32, device=self._card.device)
 
     @property
@@ -83,7 +111,8 @@ class PromptReader:
         if streamed is not None:
             streamed.begin_first(self._card.mark())
         addresses = self._model.addresses if streamed is None else streamed.addresses
-        parts = self._parts(lane, first, embedding, ngrams, accepted, addresses, keep)
+        share = self._share(streamed)
+        parts = self._parts(lane, first, embedding, ngrams, accepted, addresses, share, keep)
         saved: Saved = []
         for layer in range(self._model.num_layers):
             key = self._model.experts_of(layer)
@@ -108,6 +137,7 @@ class PromptReader:
         ngrams: torch.Tensor | None,
         accepted: torch.Tensor,
         addresses: torch.Tensor,
+        share: PromptShare | None,
         keep: int | None,
     ) -> list[_Part]:
         device, end = self._card.device, first + embedding.shape[0]
@@ -121,9 +151,23 @@ class PromptReader:
             at = slice(begin - first, until - first)
             inputs = self._model.inputs(embedding[at], None if ngrams is None else ngrams[at])
             stands = accepted if begin == first else self._zeros
-            rows = self._model.rows(lanes[at], position[at], stands, commit=True, addresses=addresses)
+            rows = self._model.rows(
+                lanes[at], position[at], stands, commit=True, addresses=addresses, share=share
+            )
             parts.append(_Part(until, inputs.ngrams, rows, self._model.embed(inputs)))
         return parts
+
+    def _share(self, streamed: "_Streamed | None") -> PromptShare | None:
+        """How the experts that are not on the card by the time of their layer are divided."""
+        if self._processor is None:
+            return None
+        home, sizes = self._cache.store.addresses, self._cache.store.record_bytes
+        table = self._cache.table.current() if streamed is None else streamed.table
+        missed = (table == home).sum(1).tolist()
+        busy = [0.0] * len(sizes)
+        if streamed is not None:
+            busy = [n * size / self._processor.copy for n, size in zip(streamed.counts, sizes, strict=True)]
+        return PromptShare(self._home, self._processor.costs, self._processor.share, missed, busy)
 
 
 class _Streamed:
@@ -142,7 +186,13 @@ class _Streamed:
             coming = np.sort(often[: half // size])
             table[key, coming] = ring.data_ptr() + key % 2 * half + np.arange(len(coming)) * size
             self._coming.append(coming)
+        self.table = table
         self.addresses = torch.from_numpy(table).to(cache.card.device)
+
+    @property
+    def counts(self) -> list[int]:
+        """How many experts of each layer are streamed."""
+        return [len(coming) for coming in self._coming]
 
     def begin_first(self, after: Ticket) -> None:
         """Begin to copy what the first two layers need, once `after` says that the ring is free."""

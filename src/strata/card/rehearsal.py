@@ -16,10 +16,11 @@ import torch
 
 from strata.card.host_experts import JobPlaces
 from strata.card.model import CardModel
-from strata.card.prompts import PromptReader
+from strata.card.prompts import Processor, PromptReader
 from strata.card.sampling import CardSampler
 from strata.card.weights import CardWeights
 from strata.card.window import Window
+from strata.experts.split import Costs
 from strata.formats.checkpoint import Checkpoint, TensorInfo
 from strata.models import load_model
 from strata.native import Experts
@@ -158,7 +159,7 @@ class Rehearsal:
                 current=lambda: addresses,
             ),
             slots=torch.empty(2, dtype=torch.int64, device=card.device),
-            residency=SimpleNamespace(held=np.ones(addresses.shape, bool)),
+            residency=SimpleNamespace(held=np.zeros(addresses.shape, bool)),
             policy=SimpleNamespace(frequency=np.zeros(addresses.shape, np.float32)),
         )
         host = None
@@ -168,7 +169,8 @@ class Rehearsal:
         self._header = header
         self.model = _Model(model, weights, cache, stage.lanes, stage.context, stage.kv_type, host)
         self._sampler = CardSampler(stage.lanes, config.vocab_size, card.device)
-        self._reader = PromptReader(self.model, cache, 0, stage.part_rows)
+        processor = None if host is None else Processor(Costs(0, 0, 0, 0, 0), 1.0)
+        self._reader = PromptReader(self.model, cache, 0, stage.part_rows, processor)
 
     def without_repeats(self) -> "Rehearsal":
         """Leave out blocks whose tensors are like another's: they launch the same; returns itself."""

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from strata.card.prompt_share import PromptShare
 from strata.ops.triton.rotary import angles
 
 
@@ -33,6 +34,7 @@ class Rows:
         inv_freq: float32 `[pairs]`, inverse frequencies of the rotation.
         factor: of cosines and sines.
         block: tokens of a block of sparse attention; 0 where there is none.
+        share: how a prompt's missed experts are divided; None: the card reads all of them.
 
     Attributes:
         rope: cosines and sines of the positions, float32 `[rows, pairs]` each.
@@ -47,6 +49,7 @@ class Rows:
     inv_freq: torch.Tensor
     factor: float
     block: int = 0
+    share: PromptShare | None = None
     rope: tuple[torch.Tensor, torch.Tensor] = field(init=False)
     block_rope: tuple[torch.Tensor, torch.Tensor] = field(init=False)
 

@@ -94,6 +94,20 @@ def publish_rows(place: JobPlace, x: torch.Tensor) -> None:
     _publish_kernel[grid](x, place.x, width, BLOCK=_COLUMNS, num_warps=4, enable_fp_fusion=False)
 
 
+def publish_entries(place: JobPlace, x: torch.Tensor, rows: torch.Tensor, num_entries: torch.Tensor) -> None:
+    """Write a row for each entry of a job, where a few of many rows are the processor's.
+
+    Args:
+        x: float32 `[any rows, width]`.
+        rows: int32 `[max_entries]` on the card, the row of x that is row i of the job.
+        num_entries: of `ring`.
+    """
+    width = x.shape[1]
+    _publish_entries_kernel[(rows.numel(), triton.cdiv(width, _COLUMNS))](
+        x, place.x, rows, num_entries, width, BLOCK=_COLUMNS, num_warps=4, enable_fp_fusion=False
+    )
+
+
 def ring(
     place: JobPlace,
     layer: int,
@@ -109,9 +123,9 @@ def ring(
         layer: the server's index of the layer.
         num_rows: that `publish_rows` wrote.
         num_entries: int32 `[1]` on the card, at most `max_entries`.
-        experts, rows: int32, and weights: float32 `[max_entries]`, on the card; see docs/JOBS.md.
+        experts, rows: int32, and weights: float32 `[max_entries or fewer]`, on the card; see docs/JOBS.md.
     """
-    block = triton.next_power_of_2(place.experts.numel())
+    block = triton.next_power_of_2(experts.numel())
     # One warp: where there are more, gfx9 does not make them wait for each other's stores before the release.
     _ring_kernel[(1,)](
         place.words, place.experts, place.rows, place.weights, place.epoch, layer, num_rows,
@@ -138,6 +152,16 @@ def _publish_kernel(x, mapped, width, BLOCK: tl.constexpr):
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + row * width + column, mask=column < width)
     tl.store(mapped + row * width + column, value, mask=column < width)
+
+
+@triton.jit
+def _publish_entries_kernel(x, mapped, rows, num_entries, width, BLOCK: tl.constexpr):
+    entry = tl.program_id(0)
+    if entry < tl.load(num_entries):
+        row = tl.load(rows + entry).to(tl.int64)
+        column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+        value = tl.load(x + row * width + column, mask=column < width)
+        tl.store(mapped + entry * width + column, value, mask=column < width)
 
 
 # One kernel for all layers and counts: small numbers are not worth code of their own.

@@ -6,7 +6,15 @@ import numpy as np
 import torch
 
 from strata.ops.triton.catalog import Check, Launch, meta
-from strata.ops.triton.doorbell import TIMED_OUT, JobPlace, job_place, publish_rows, ring, wait
+from strata.ops.triton.doorbell import (
+    TIMED_OUT,
+    JobPlace,
+    job_place,
+    publish_entries,
+    publish_rows,
+    ring,
+    wait,
+)
 
 WIDTH, FF, NUM_EXPERTS, MAX_ROWS, MAX_ENTRIES = 256, 64, 5, 4, 24
 CASES = ((1, 3), (4, 17), (2, 0), (3, 24), (1, 1))  # rows and entries of jobs
@@ -61,6 +69,7 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
             one = np.ones((num_entries, 1), np.float32)
             want = quantized_experts(reference, x[rows[:num_entries]], experts[:num_entries, None], one)
             yield f"{num_rows} rows, {num_entries} entries", got, torch.from_numpy(want)
+        yield _compare_few_of_many(places[1], reference, error, device)
         yield "no error", error, torch.zeros(1, dtype=torch.int32)
         experts[1] = NUM_EXPERTS
         run_job(places[0], x, 2, experts, rows, error, device)
@@ -69,6 +78,29 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
     publish_rows(places[1], torch.zeros(1, WIDTH, device=device))
     run_job(places[1], x, 1, experts, rows, error, device, max_polls=50)
     yield "a server that is gone", error, torch.tensor([TIMED_OUT], dtype=torch.int32)
+
+
+def _compare_few_of_many(
+    place: JobPlace, reference: list, error: torch.Tensor, device: torch.device
+) -> tuple[str, torch.Tensor, torch.Tensor]:
+    """A prompt's job: a row of its own for each entry."""
+    from strata.ops.quantized_experts import quantized_experts
+
+    rng = np.random.default_rng(5)
+    x = rng.standard_normal((50, WIDTH)).astype(np.float32)
+    experts, rows = (rng.integers(n, size=MAX_ROWS).astype(np.int32) for n in (NUM_EXPERTS, 50))
+    count = torch.tensor([MAX_ROWS - 1], dtype=torch.int32, device=device)
+    publish_entries(place, torch.from_numpy(x).to(device), torch.from_numpy(rows).to(device), count)
+    number = torch.arange(MAX_ROWS, dtype=torch.int32, device=device)
+    ones = torch.ones(MAX_ROWS, device=device)
+    ring(place, 0, MAX_ROWS, count, torch.from_numpy(experts).to(device), number, ones)
+    wait(place, count, error, 10_000_000)
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    used = slice(MAX_ROWS - 1)
+    one = np.ones((MAX_ROWS - 1, 1), np.float32)
+    want = quantized_experts(reference, x[rows[used]], experts[used, None], one)
+    return "few of many rows", place.out[used].clone(), torch.from_numpy(want)
 
 
 def run_job(
@@ -98,5 +130,15 @@ def _launch() -> None:
     wait(place, one, one)
 
 
+def _launch_prompt() -> None:
+    """A job of a prompt of 512 rows."""
+    width, rows, entries = 2560, 512, 1024
+    lists = [meta(entries, dtype=torch.int32), meta(entries, dtype=torch.int32), meta(entries)]
+    one = meta(1, dtype=torch.int32)
+    place = JobPlace(meta(32, dtype=torch.int32), *lists, meta(entries, width), meta(entries, width), one)
+    publish_entries(place, meta(rows, width), lists[1], one)
+    ring(place, 3, entries, one, *lists)
+
+
 CHECKS = [Check("doorbell", _compare)]
-LAUNCHES = [Launch("doorbell", _launch)]
+LAUNCHES = [Launch("doorbell", _launch), Launch("doorbell prompt", _launch_prompt)]
