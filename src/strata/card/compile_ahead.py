@@ -11,7 +11,7 @@ import os
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from strata.ops.triton.proof.targets import Target
 PROCESS_BYTES = 1 << 30  # of memory that compiling may take at a time, with room to spare
 MOST = 16  # processes
 _POLL_S = 0.25
+_LEAVE_S = 1.0
 _SOURCES = Path(__file__).parent.parent  # all that launches depend on
 
 
@@ -61,9 +62,12 @@ class Compiling:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._pipe is not None:
-            self._pipe.close()  # at which they end
-        if self._process is not None:
+        if self._pipe is None or self._process is None:
+            return
+        self._pipe.close()  # at which they end
+        self._process.join(_LEAVE_S)
+        if self._process.is_alive():  # it rehearses yet
+            self._process.terminate()
             self._process.join()
 
     def wait(self, tell: Callable[[int, int], None]) -> None:
@@ -88,7 +92,12 @@ def num_jobs(cores: int, free_bytes: int) -> int:
 
 def _mark(header: Header, stage: Stage, chunk: int, target: str) -> Path:
     """A file in Triton's cache that says that a model's kernels are there."""
-    digest = hashlib.sha256(f"{triton.__version__} {torch.__version__} {target} {stage} {chunk}".encode())
+    shapes = (
+        replace(stage, take=None),
+        stage.take is None,
+        chunk,
+    )  # what `take` holds is measured anew each time
+    digest = hashlib.sha256(f"{triton.__version__} {torch.__version__} {target} {shapes}".encode())
     digest.update(repr(sorted(header.tensors.items())).encode())
     numbers = {key: value for key, value in header.metadata.items() if isinstance(value, int | float | str)}
     digest.update(repr(sorted(numbers.items())).encode())
