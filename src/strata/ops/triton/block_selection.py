@@ -3,7 +3,8 @@
 As `ops/block_selection.py`, but among equal scores the lowest block wins. Choosing is exact: in each segment
 of the blocks the best `budget`, then the best of those. Both search the score of the last one chosen by
 halving the range of float bits, which counts are enough for; so there is no sort, and no order of threads
-to depend on. The number of launches does not depend on the number of blocks.
+to depend on. The number of launches does not depend on the number of blocks; where all of a row's are one
+segment, its best are the best, and the second kernel leaves the row alone.
 """
 
 import torch
@@ -116,13 +117,14 @@ def _segment_kernel(
     scores,
     best_scores,
     best_blocks,
+    blocks,
     width,
     BUDGET: tl.constexpr,
     BLOCK: tl.constexpr,
     SEGMENTS: tl.constexpr,
     SEGMENT: tl.constexpr,
 ):
-    """The best BUDGET blocks of one segment of one row."""
+    """The best BUDGET blocks of one segment of one row; its `blocks`, if there is no other segment."""
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     complete = (tl.load(rows[1] + row) + 1) // BLOCK
     count = tl.minimum(complete - segment * SEGMENT, SEGMENT)
@@ -131,9 +133,12 @@ def _segment_kernel(
     index = tl.arange(0, SEGMENT)
     score = tl.load(scores + row * width + segment * SEGMENT + index, mask=index < count, other=0.0)
     place = _best(score, count, BUDGET)
-    at = (row * SEGMENTS + segment) * BUDGET + place
-    tl.store(best_scores + at, score, mask=place >= 0)
-    tl.store(best_blocks + at, segment * SEGMENT + index, mask=place >= 0)
+    if complete <= SEGMENT:
+        tl.store(blocks + row * BUDGET + place, index, mask=place >= 0)
+    else:
+        at = (row * SEGMENTS + segment) * BUDGET + place
+        tl.store(best_scores + at, score, mask=place >= 0)
+        tl.store(best_blocks + at, segment * SEGMENT + index, mask=place >= 0)
 
 
 @triton.jit
@@ -148,10 +153,10 @@ def _choose_kernel(
     SEGMENT: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    """The best BUDGET blocks of one row: of its segments' best, which are in order of index already."""
+    """The best BUDGET blocks of a row of several segments: of their best, which are in order of index."""
     row = tl.program_id(0).to(tl.int64)
     complete = (tl.load(rows[1] + row) + 1) // BLOCK
-    if (tl.load(rows[0] + row) < 0) | (complete <= BUDGET):
+    if (tl.load(rows[0] + row) < 0) | (complete <= BUDGET) | (complete <= SEGMENT):
         return
     # all segments but the last are full, and so are their lists
     full = (complete - 1) // SEGMENT
@@ -171,10 +176,13 @@ class Scratch:
         max_blocks: blocks that a lane can have.
         budget: blocks to choose.
         device: of the tensors.
+        segment: blocks whose best are chosen at once, a power of two.
     """
 
-    def __init__(self, rows: int, max_blocks: int, budget: int, device: torch.device | str):
-        segments = triton.cdiv(max_blocks, SEGMENT)
+    def __init__(
+        self, rows: int, max_blocks: int, budget: int, device: torch.device | str, segment: int = SEGMENT
+    ):
+        self.segment, segments = segment, triton.cdiv(max_blocks, segment)
         self.scores = torch.empty(rows, max_blocks, device=device)
         self.best_scores = torch.empty(rows, segments, budget, device=device)
         self.best_blocks = torch.empty(rows, segments, budget, dtype=torch.int32, device=device)
@@ -210,7 +218,7 @@ def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Te
     num_rows, heads, dim = q.shape
     budget, page_blocks, lane_pages = blocks.shape[1], block_keys.shape[1], kv.shape.lane_pages
     block, max_blocks = kv.shape.page // page_blocks, lane_pages * page_blocks
-    segments = triton.cdiv(max_blocks, SEGMENT)
+    segments = scratch.best_scores.shape[1]
     tile, threads = _TILE if has_matrix_units() else _SCALAR_TILE
     _score_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(max_blocks, tile))](
         q,
@@ -232,9 +240,9 @@ def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Te
         enable_fp_fusion=False,
     )
     best = (scratch.best_scores, scratch.best_blocks)
-    constants = {"BUDGET": budget, "BLOCK": block, "SEGMENTS": segments, "SEGMENT": SEGMENT}
+    constants = {"BUDGET": budget, "BLOCK": block, "SEGMENTS": segments, "SEGMENT": scratch.segment}
     _segment_kernel[(num_rows, segments)](
-        rows, scratch.scores, *best, max_blocks, **constants, num_warps=8, enable_fp_fusion=False
+        rows, scratch.scores, *best, blocks, max_blocks, **constants, num_warps=8, enable_fp_fusion=False
     )
     width = triton.next_power_of_2(segments * budget)
     _choose_kernel[(num_rows,)](

@@ -108,9 +108,9 @@ def _compare_selection(device: torch.device) -> _Cases:
     q[2] = 0  # all scores are zero
     lane = torch.tensor([1, 1, 1, 0, -1, 0, 0], dtype=torch.int32)
     position = torch.tensor([285, 286, 287, 23, 9, 26, 27], dtype=torch.int32)
-    for rows in (4, 7):
+    for rows, segment in ((4, 128), (7, 16)):
         blocks = torch.full((7, budget), -1, dtype=torch.int32, device=device)
-        scratch = Scratch(rows, pages * 4, budget, device)
+        scratch = Scratch(rows, pages * 4, budget, device, segment)
         select_blocks(
             q.to(device), lane.to(device), position.to(device), keys.to(device), kv, scratch, blocks
         )
@@ -120,7 +120,7 @@ def _compare_selection(device: torch.device) -> _Cases:
             if which >= 0 and complete > budget:
                 mine = keys[kv.page_table[which].long().cpu()].flatten(0, 1)[:complete].float()
                 want[row] = _choose((q[row] @ mine.T).relu().sum(0), budget)
-        yield f"{rows} rows at once", blocks, want
+        yield f"{rows} rows at once, segments of {segment}", blocks, want
 
 
 def _compare_sparse(device: torch.device) -> _Cases:
