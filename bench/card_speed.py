@@ -4,9 +4,10 @@
                                [--dense q8_0] [--json FILE]
 
 The real geometry, of Qwen3.8-Flash-Next in IQ3_XXS unless another is named. Its routers' choices are forced
-to a made-up trace with the published skew and persistence (`strata.experts.trace`). The model is loaded once;
-for each budget (MiB of the card that Strata may use, its runtime included) the experts' slots are given out
-anew, in the order of an earlier part of the trace. Then prompts are read and tokens decoded while the policy
+to a made-up trace with the published skew and persistence (`strata.experts.trace`). The model is loaded once,
+as for 24 GiB (for `all` alone, as for the whole card: then the processor has no share); for each budget (MiB
+of the card that Strata may use, its runtime included) the experts' slots are given out anew, in the order of
+an earlier part of the trace. Then prompts are read and tokens decoded while the policy
 goes on exchanging experts. Medians of three prompts, and of the decoded tokens' times.
 """
 
@@ -62,7 +63,8 @@ def main():
     args = parser.parse_args()
     torch.set_grad_enabled(False)
     checkpoint = made_up(args.model, args.quant, args.layers, ngram_rows=100_000)
-    loaded, hardware, learned = load(checkpoint, args.context, 24576 * MIB, args.cpu_share, args.dense)
+    planned = None if args.budgets == "all" else 24576 * MIB
+    loaded, hardware, learned = load(checkpoint, args.context, planned, args.cpu_share, args.dense)
     card, cpu = hardware.cards[0], hardware.cpu
     cache = loaded.runner.cache
     without_slots = card.free_bytes - torch.cuda.mem_get_info()[0] - cache.num_bytes

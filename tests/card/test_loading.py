@@ -89,12 +89,13 @@ def model(expert_bytes: tuple[int, ...]) -> SimpleNamespace:
 
 @pytest.mark.parametrize("share, want", [(0.0, 0), (0.5, 80), (1.0, 160)])
 def test_a_share_that_is_asked_for_is_the_processors(share: float, want: int):
-    take = loading._take(HARDWARE, model((1 << 20,)), share)
+    take = loading._take(HARDWARE, model((1 << 20,)), share, all_held=True)
     assert (take[0], take[160], len(take)) == (0, want, 161)
 
 
-def test_a_dense_model_gives_the_processor_nothing():
-    assert loading._take(HARDWARE, model(()), None) == [0]
+@pytest.mark.parametrize("expert_bytes, all_held", [((), False), ((1 << 20,), True)])
+def test_where_nothing_is_missed_the_processor_has_no_share(expert_bytes: tuple[int, ...], all_held: bool):
+    assert loading._take(HARDWARE, model(expert_bytes), None, all_held) == [0]
 
 
 def test_costs_give_the_processor_a_share_that_grows(monkeypatch):
@@ -105,7 +106,7 @@ def test_costs_give_the_processor_a_share_that_grows(monkeypatch):
 
     monkeypatch.setattr(loading, "miss_costs", lambda *_, rows: None)
     monkeypatch.setattr(loading, "finish_times", finish_times)
-    take = loading._take(HARDWARE, model((1 << 20,)), None)
+    take = loading._take(HARDWARE, model((1 << 20,)), None, all_held=False)
     assert take[:6] == [0, 1, 1, 2, 2, 3] and all(np.diff(take) >= 0)
 
 

@@ -145,7 +145,8 @@ def load_on_card(
     weights = CardWeights(checkpoint, card)
     model = load_model(weights)
     CardModel.require(model)
-    take = _take(hardware, model_description, cpu_share)
+    all_held = made.resident_share == 1 and held_share is None
+    take = _take(hardware, model_description, cpu_share, all_held)
     with _compiling(checkpoint, hardware, model_description, wishes, made, take) as compiling:
         layers = weights.load_experts(len(model.expert_layers()), report)
         compiling.wait(lambda done, of: say(f"compiling kernels for this card: {done} of {of}"))
@@ -206,12 +207,16 @@ def _warm(runner: CardRunner, model: ModelDescription, made: Plan) -> torch.Tens
     return runner.model.weights.card.empty(size)
 
 
-def _take(hardware: Hardware, model: ModelDescription, share: float | None) -> list[int]:
-    """How many of 0, 1, ... missed experts of a layer the processor takes."""
+def _take(hardware: Hardware, model: ModelDescription, share: float | None, all_held: bool) -> list[int]:
+    """How many of 0, 1, ... missed experts of a layer the processor takes.
+
+    None where `all_held` are to have slots. To ask the processor takes four launches in each layer; should
+    there be less room than planned after all, the card reads the few that it then misses.
+    """
     most = WINDOW_ROWS * model.experts_used
     if share is not None:
         return [round(share * missed) for missed in range(most + 1)]
-    if not model.expert_bytes:
+    if all_held or not model.expert_bytes:
         return [0]
     costs = miss_costs(model, rates_of(hardware, hardware.cards[0], HIGH), rows=1)
     rows = np.ones(most)
