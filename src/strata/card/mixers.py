@@ -181,6 +181,7 @@ class CardAttention:
         )
         self._plan = plan_attention(self._kv, self._heads, window, block, budget)
         self._parts = memory.parts(self._plan)
+        self._quantizes = self._dim % QUANTIZED == 0 and self._out.wants_quantized
 
     @property
     def wants_quantized(self) -> bool:
@@ -197,11 +198,13 @@ class CardAttention:
         out = x.x.new_empty(len(rows), self._heads * self._dim)
         common = (query, *at, self._plan, self._dim**-0.5)
         gate = gate_of(q, self._heads) if self._gated else None
+        quantized = None
         if len(rows) <= WINDOW_ROWS:
-            attend_window(*common, self._parts, out, gate, blocks)
+            quantized = empty_quantized(out) if self._quantizes else None
+            attend_window(*common, self._parts, out, gate, blocks, quantized)
         else:
             attend_prompt(*common, out, gate, blocks)
-        return self._out(Activations(out))[0]
+        return self._out(Activations(out, quantized))[0]
 
     def state_of(self, lane: int) -> list[torch.Tensor]:
         """Nothing: positions say what of the pages belongs to a sequence."""

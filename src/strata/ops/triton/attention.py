@@ -20,6 +20,7 @@ import triton.language as tl
 
 from strata.ops.triton.capability import has_few_registers, warps
 from strata.ops.triton.kv import KVShape, PagedKV, cell_of, load_cells, load_part
+from strata.ops.triton.quantize import quantize_blocks
 
 MIN_SPLIT = 64  # keys
 MAX_SPLITS = 64  # from 4096 keys on splits grow instead
@@ -161,7 +162,7 @@ def _merge(result, split):
 
 @triton.jit
 def _store_result(merged, gate, gate_strides, result, row, head, mask, PLAN: tl.constexpr):
-    """Divide by the sum, multiply with the gate's sigmoid, write heads of rows `[rows, dim]`."""
+    """Divide by the sum, multiply with the gate's sigmoid; store heads of rows `[rows, dim]`, return them."""
     d = tl.arange(0, PLAN.kv.dim)
     out = merged[2] / merged[1][:, None]
     row = row.to(tl.int64)
@@ -170,6 +171,7 @@ def _store_result(merged, gate, gate_strides, result, row, head, mask, PLAN: tl.
         out = out / (1 + tl.exp(-tl.load(gate + at, mask=mask[:, None], other=0.0)))
     at = (row * PLAN.heads + head)[:, None] * PLAN.kv.dim + d[None]
     tl.store(result + at, out, mask=mask[:, None])
+    return out
 
 
 @triton.jit
@@ -201,9 +203,10 @@ def _window_kernel(q, rows, scale, blocks, parts, kv, PLAN: tl.constexpr, MEMBER
 
 @triton.jit
 def _merge_kernel(
-    rows, parts, gate, gate_strides, result, SPLITS: tl.constexpr, PLAN: tl.constexpr, AHEAD: tl.constexpr
-):
-    """Merge the splits of one head of a row, AHEAD of them loaded at a time."""
+    rows, parts, gate, gate_strides, result, codes, scales,
+    SPLITS: tl.constexpr, PLAN: tl.constexpr, AHEAD: tl.constexpr, QUANTIZE: tl.constexpr,
+):  # fmt: skip
+    """Merge the splits of one head of a row, AHEAD of them loaded at a time, and quantise it."""
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(rows[0] + row) < 0:
         return
@@ -221,7 +224,12 @@ def _merge_kernel(
             total = tl.load(parts[1] + at, mask=exists, other=0.0)
             out = tl.load(parts[2] + at[:, None] * DIM + d[None], mask=exists[:, None], other=0.0)
             merged = _merge(merged, (top, total, out))
-    _store_result(merged, gate, gate_strides, result, row + one, head, one == 0, PLAN)
+    out = _store_result(merged, gate, gate_strides, result, row + one, head, one == 0, PLAN)
+    if QUANTIZE:
+        code, scale = quantize_blocks(tl.reshape(out, [DIM // 128, 128]))
+        block = (row.to(tl.int64) * PLAN.heads + head) * (DIM // 128) + tl.arange(0, DIM // 128)[:, None]
+        tl.store(codes + block * 128 + tl.arange(0, 128)[None], code)
+        tl.store(scales + block, scale)
 
 
 @triton.jit
@@ -313,6 +321,7 @@ def attend_window(
     out: torch.Tensor,
     gate: torch.Tensor | None = None,
     blocks: torch.Tensor | None = None,
+    quantized: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Attention of a window's rows, of any lanes; their own keys and values are in their pages already.
 
@@ -327,35 +336,22 @@ def attend_window(
         gate: float32 `[rows, heads, dim]`, any strides but the last; its sigmoid multiplies the result.
         blocks: int32 `[rows, budget]`, chosen blocks ascending, for a plan with blocks. Rows that have no
             more complete blocks than the budget attend to all, and what is written here does not matter.
+        quantized: int8 codes and float32 scales of `out`, to fill in; where 128 divides dim.
     """
     rows = q.shape[0]
+    if quantized is not None and plan.kv.dim % 128:
+        raise ValueError(f"a head of {plan.kv.dim} values is no whole blocks of 128 activations")
+    codes, scales = quantized or (out, out)
     members = max(16, triton.next_power_of_2(plan.heads // plan.kv.kv_heads))
     strides = None if gate is None else (gate.stride(0), gate.stride(1))
     _window_kernel[(rows, plan.kv.kv_heads, plan.splits)](
-        q,
-        (lane, position),
-        scale * _LOG2_E,
-        lane if blocks is None else blocks,
-        parts,
-        kv,
-        PLAN=plan,
-        MEMBERS=members,
-        num_warps=warps(THREADS),
-        num_stages=1,
-        enable_fp_fusion=False,
-    )
+        q, (lane, position), scale * _LOG2_E, lane if blocks is None else blocks, parts, kv, PLAN=plan,
+        MEMBERS=members, num_warps=warps(THREADS), num_stages=1, enable_fp_fusion=False,
+    )  # fmt: skip
     _merge_kernel[(rows, plan.heads)](
-        (lane, position),
-        parts,
-        gate,
-        strides,
-        out,
-        SPLITS=plan.splits,
-        PLAN=plan,
-        AHEAD=min(AHEAD, plan.splits),
-        num_warps=1,
-        enable_fp_fusion=False,
-    )
+        (lane, position), parts, gate, strides, out, codes, scales, SPLITS=plan.splits, PLAN=plan,
+        AHEAD=min(AHEAD, plan.splits), QUANTIZE=quantized is not None, num_warps=1, enable_fp_fusion=False,
+    )  # fmt: skip
 
 
 def attend_prompt(

@@ -11,6 +11,7 @@ from strata.ops.rotary import rotate
 from strata.ops.triton.attention import Parts, Plan, attend_prompt, attend_window, plan_attention
 from strata.ops.triton.catalog import Check, Launch, meta
 from strata.ops.triton.kv import GROUP, PagedKV, append_kv, gate_of
+from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.rotary import angles
 
 _EPSILON = 1e-6
@@ -84,10 +85,10 @@ def small_plan(kv: PagedKV, shape: Heads, block: int = 0, budget: int = 0) -> Pl
     return plan_attention(kv, shape.heads, shape.window, block, budget, min_split=32, max_splits=3)
 
 
-def run_window(q, lane, position, kv, plan: Plan, gate, blocks=None) -> torch.Tensor:
+def run_window(q, lane, position, kv, plan: Plan, gate, blocks=None, quantized=None) -> torch.Tensor:
     out = torch.zeros(q.shape[0], plan.heads * plan.kv.dim, device=q.device)
     parts = Parts.new(plan, q.shape[0], q.device)
-    attend_window(q, lane, position, kv, plan, plan.kv.dim**-0.5, parts, out, gate, blocks)
+    attend_window(q, lane, position, kv, plan, plan.kv.dim**-0.5, parts, out, gate, blocks, quantized)
     return out
 
 
@@ -191,6 +192,19 @@ def _compare_bits(device: torch.device) -> _Cases:
     yield "padded prompt", part[:-1], together[:-1]
 
 
+def _compare_quantized(device: torch.device) -> _Cases:
+    """Of each head one block, or two."""
+    lane, position = _rows([(1, 96), (0, 95)], device)
+    for shape in (SHAPES[2], Heads(4, 2, 256)):
+        kv = filled_pages(shape, 2, 8, 16, device)
+        q, gate = random(2, len(lane), shape.heads, shape.dim, seed=5).to(device) * 3
+        codes, scales = quantize_activations(torch.ones(len(lane), shape.heads * shape.dim, device=device))
+        out = run_window(q, lane, position, kv, small_plan(kv, shape), gate, None, (codes, scales))
+        right_codes, right_scales = quantize_activations(out)
+        yield f"codes {shape}", codes, right_codes
+        yield f"scales {shape}", scales, right_scales
+
+
 def _launch_kv(rows: int, shape: Heads, tokens: int, gated: bool, prompt: bool = False) -> None:
     kv_heads, page, dim = shape.kv_heads, 16, shape.dim
     pages = tokens // page
@@ -213,7 +227,10 @@ def _launch_kv(rows: int, shape: Heads, tokens: int, gated: bool, prompt: bool =
         attend_prompt(q_out, ints, ints, kv, plan, dim**-0.5, out, gate)
     else:
         parts = Parts(*(meta(rows, shape.heads, plan.splits, *last) for last in ((), (), (dim,))))
-        attend_window(q_out, ints, ints, kv, plan, dim**-0.5, parts, out, gate)
+        quantized = None
+        if dim % 128 == 0:
+            quantized = meta(*out.shape, dtype=torch.int8), meta(rows, out.shape[1] // 128)
+        attend_window(q_out, ints, ints, kv, plan, dim**-0.5, parts, out, gate, quantized=quantized)
 
 
 def _launch_append(shape: Heads) -> None:
@@ -232,6 +249,7 @@ CHECKS = [
     Check("append_kv", _compare_append, 3e-6),
     Check("attend_window", _compare_window, 1e-5),
     Check("attend bits", _compare_bits),
+    Check("attend_window, quantised", _compare_quantized),
 ]
 _QWEN, _NEXT = Heads(16, 2, 256), Heads(24, 2, 256, torch.int8)
 _SMALL = Heads(9, 3, 64)
