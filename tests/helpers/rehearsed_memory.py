@@ -36,8 +36,11 @@ class Peak(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         result = function(*args, **(kwargs or {}))
+        given = {each.untyped_storage()._cdata for each in args if isinstance(each, torch.Tensor)}
         for tensor in result if isinstance(result, tuple | list) else [result]:
-            if isinstance(tensor, torch.Tensor) and tensor.device.type == "meta":
+            if not isinstance(tensor, torch.Tensor) or tensor.device.type != "meta":
+                continue
+            if tensor.untyped_storage()._cdata not in given:  # not a view of what there was before
                 self._note(tensor.untyped_storage())
         return result
 
