@@ -195,7 +195,8 @@ def _wait_kernel(done, epoch, num_entries, error, max_polls):
         while (word.to(tl.int32) != rung) & (polls < max_polls):
             word = watch(done)
             polls += 1
-        tl.atomic_add(epoch, 0, sem="acquire", scope="sys")
+        # Triton 3.6 leaves out an atomic whose result nobody reads, and with it the acquire.
+        rung = tl.atomic_add(epoch, 0, sem="acquire", scope="sys")
         if word.to(tl.int32) != rung:
             tl.store(error, _VOID)
         else:
