@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from strata.serve.arguments import ArgumentWriter, Tools, as_json
@@ -104,9 +104,13 @@ TYPES = st.sets(st.sampled_from(["string", "null", "integer", "number", "boolean
 
 
 @given(
-    pieces=st.lists(st.sampled_from(["null", "nu", "ll", "5", "tr", "ue", '"', "\\", "é", "{}", "\n"])),
+    pieces=st.lists(
+        st.sampled_from(["null", "nu", "ll", "No", "ne", "5", "tr", "ue", '"', "\\", "é", "{}", "\n"])
+    ),
     types=TYPES,
 )
+@example(pieces=["null", "\n"], types={"null"})
+@example(pieces=[" ", "No", "ne"], types={"null", "string"})
 def test_pieces_give_what_the_whole_gives(pieces: list[str], types: set[str]) -> None:
     """CASES 8."""
     writer = ArgumentWriter(frozenset(types))

@@ -101,8 +101,7 @@ class ArgumentWriter:
         if self._text is None:
             return escaped(text)
         self._text += text
-        may_be_null = "null" in self._types and "null".startswith(self._text)
-        if not self._streams or not self._text or may_be_null:
+        if not self._streams or ("null" in self._types and _may_become_null(self._text)):
             return ""
         text, self._text = self._text, None
         return '"' + escaped(text)
@@ -116,6 +115,15 @@ class ArgumentWriter:
     def break_off(self) -> str:
         """What is left of a value that never ended."""
         return self._text or ""
+
+
+def _may_become_null(text: str) -> bool:
+    """Whether `as_json` could take a text that begins so for null."""
+    word = text.strip().lower()
+    nulls = [name for name, value in _BY_NAME.items() if value == "null"]
+    return (
+        word in nulls or (text == text.rstrip() and any(name.startswith(word) for name in nulls)) or not word
+    )
 
 
 def as_json(text: str, types: frozenset[str]) -> str:
