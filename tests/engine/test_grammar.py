@@ -122,6 +122,7 @@ def test_the_scripted_model_follows_a_grammar(script: Script, compiler: GrammarC
     ("grammar", "answer"),
     [
         (Grammar("choice", json.dumps(["yes", "no"])), "no"),
+        (Grammar("json_schema", "true"), '""'),
         (Grammar("lark", 'start: "a" | "b"'), "a"),
         (Grammar("lark", 'root ::= "x" [0-9]'), "x0"),
     ],
@@ -193,6 +194,7 @@ WRONG = {
     "no value": Grammar("json_schema", '{"type": "integer", "minimum": 5, "maximum": 2}'),
     "look-around": Grammar("json_schema", '{"type": "string", "pattern": "(?=a)b"}'),
     "deep": Grammar("json_schema", nested(5000)),
+    "false": Grammar("json_schema", "false"),
     "own options": Grammar("json_schema", '{"type": "string", "x-guidance": {"lenient": true}}'),
     "regex": Grammar("regex", "(a"),
     "deep regex": Grammar("regex", "(" * 10000 + "a" + ")" * 10000),

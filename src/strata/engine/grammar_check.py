@@ -44,6 +44,10 @@ def source_of(kind: str, text: str) -> str:
             schema = json.loads(text)
             if isinstance(schema, dict) and "x-guidance" in schema:
                 raise ValueError("'x-guidance' is not a keyword of JSON schema")
+            if schema is False:
+                raise ValueError("no answer can ever satisfy it")
+            if schema is True:  # llguidance takes its options into an object only
+                text = "{}"
             return LLMatcher.grammar_from_json_schema(text, overrides=JSON_OPTIONS)
         case "regex":
             return LLMatcher.grammar_from_regex(text)
