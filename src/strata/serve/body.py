@@ -116,7 +116,9 @@ async def respond(
         return await (await make()).whole()
 
     def progress() -> str:
-        return backend.requests.progress(made[0].id) if made else "the model is loading"
+        if made and backend.engine.state == "ready":
+            return backend.requests.progress(made[0].id)
+        return "the model is loading"  # for the first time, or again after a crash
 
     try:
         if not stream:
