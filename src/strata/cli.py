@@ -23,7 +23,7 @@ from strata.options import describe, flag_name, flag_of, options_of, value_type
 COMMANDS: dict[str, tuple[str, tuple[tuple[str, str, str], ...]]] = {
     "demo": ("Load a model, serve it, ask it one question, and say how fast it was.", ()),
     "chat": ("Talk to a model in the terminal.", ()),
-    "serve": ("Serve a model through the OpenAI protocol.", ()),
+    "serve": ("Serve a model through the OpenAI and Anthropic protocols, and a web page.", ()),
     "pull": (
         "Download a model from the hub, or finish a download.",
         (("reference", "REFERENCE", "hf:owner/repo[:file]"),),
