@@ -171,6 +171,7 @@ def test_accepted_fields(client: openai.OpenAI) -> None:
         presence_penalty=1,
         frequency_penalty=-1,
         logit_bias={"5": -100},
+        verbosity="medium",
         extra_body={"top_k": -1, "min_p": 0.1, "repeat_penalty": 1.1, "ignore_eos": False},
     )
     assert answer.choices[0].message.content == TEXTS["hello"]

@@ -101,6 +101,7 @@ def refusal(model: type, body: dict) -> RequestError:
         ({"functions": [{"name": "f"}]}, "functions", "not served here"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 129}, "n", "128"),
+        ({"verbosity": "low"}, "verbosity", "not served here"),
         ({"reasoning_effort": "huge"}, "reasoning_effort", "'low'"),
         ({"thinking": {"type": "maybe"}}, "thinking.type", "'enabled'"),
         ({"preserve_thinking": "yes"}, "preserve_thinking", "boolean"),

@@ -87,7 +87,7 @@ class GenerationRequest(Sampled, ABC):
         "audio": (),
         "prediction": (),
         "web_search_options": (),
-        "verbosity": (),
+        "verbosity": ("medium",),
         "logit_processors": (),
     }
 
