@@ -101,7 +101,7 @@ class ArgumentWriter:
         if self._text is None:
             return escaped(text)
         self._text += text
-        if not self._streams or ("null" in self._types and _may_become_null(self._text)):
+        if not self._streams or not self._text or ("null" in self._types and _may_become_null(self._text)):
             return ""
         text, self._text = self._text, None
         return '"' + escaped(text)
