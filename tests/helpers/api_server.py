@@ -51,7 +51,7 @@ class ApiServer:
     def __exit__(self, *exception: object) -> None:
         self.process.terminate()
         try:
-            status = self.process.wait(20)
+            status = self.process.wait(60)  # a second of work, of which a busy machine may make many
         except subprocess.TimeoutExpired:
             self.process.kill()
             raise

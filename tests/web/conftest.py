@@ -15,7 +15,7 @@ LINES: dict[str, list] = {
     "hello": ["Hello", ", ", "wor", "ld", "!"],
     "other": ["Another ", "answer."],
     "thinking": ["<think>", "\nLet me", {"sleep": 0.6}, " see.\n", "</think>", "\n\n", "It is ", "**4**."],
-    "slow": ["go ", *(["on ", {"sleep": 0.02}] * 1500)],
+    "slow": ["go ", *(["on ", {"sleep": 0.02}] * 6000)],  # two minutes; a busy machine may be late to stop it
     "nothing": [],
     "thoughts alone": ["<think>", "\nLet me", " see"],
     "code": [CODE[i : i + 3] for i in range(0, len(CODE), 3)],

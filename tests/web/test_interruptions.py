@@ -13,6 +13,7 @@ OpenPage = Callable[..., WebPage]
 COUNTING = [item for i in range(3000) for item in (f"{i} ", {"sleep": 0.02})]
 
 
+@pytest.mark.slow
 def test_what_is_written_when_the_server_stops_is_kept(open_page: OpenPage, tmp_path: Path) -> None:
     with ApiServer([COUNTING], tmp_path) as server:
         page = open_page(url=server.url)

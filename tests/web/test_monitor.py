@@ -33,7 +33,7 @@ class Answer:
 
     def ended(self) -> dict:
         """The last event, once there is one."""
-        self.thread.join(60)
+        self.thread.join(120)  # for an engine to start again, on a busy machine
         assert not self.thread.is_alive()
         return json.loads(self.events[-1])
 
@@ -103,8 +103,9 @@ def test_no_page_no_work(open_page: Callable[..., WebPage], server: ApiServer) -
     expect(page.region("Writing").locator(".strata-tile-number")).to_have_text("0")
     assert wakes(2) > 0
     page.close()
-    time.sleep(1.5)  # for what was under way
-    assert wakes(2) == 0
+    deadline = time.monotonic() + 60  # for what was under way
+    while wakes(2):
+        assert time.monotonic() < deadline
 
 
 def test_nothing_is_wider_than_a_phone(open_page: Callable[..., WebPage], embedded: ApiServer) -> None:
