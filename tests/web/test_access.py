@@ -53,6 +53,9 @@ def test_drawers_are_entered_and_left_with_the_keyboard(open_page: OpenPage) -> 
     page.button("Settings").focus()
     page.page.keyboard.press("Enter")
     expect(page.button("All settings to their defaults")).to_be_focused()
+    page.page.get_by_label("Temperature").focus()
+    page.page.evaluate("strata.enterDrawer('.strata-settings')")  # late, on a busy machine
+    expect(page.page.get_by_label("Temperature")).to_be_focused()
     page.page.keyboard.press("Escape")
     expect(page.page.get_by_label("System prompt")).to_be_hidden()
     expect(page.field).to_be_focused()

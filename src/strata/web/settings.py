@@ -147,10 +147,8 @@ class SettingsDrawer:
         self._inputs: dict[str, ValidationElement] = {}
         with ui.right_drawer(value=False, bordered=True).classes("strata-settings") as self.drawer:
             self.drawer.props('overlay behavior=mobile width=340 aria-label="Settings"')
-            self.drawer.on(
-                "show", js_handler="() => document.querySelector('.strata-settings button').focus()"
-            )
-            self.drawer.on("hide", js_handler="() => strata.leaveDrawer()")
+            self.drawer.on("show", js_handler="() => strata.enterDrawer('.strata-settings')")
+            self.drawer.on("hide", js_handler="() => strata.leaveDrawer('.strata-settings')")
             with ui.row().classes("strata-drawer-head"):
                 ui.label("Settings").classes("strata-drawer-title")
                 icon_button("restart_alt", "All settings to their defaults", self._reset)

@@ -170,8 +170,14 @@ Object.assign(strata, {
     strata.focusComposer();
   },
 
-  leaveDrawer() {
-    document.activeElement?.blur(); // it is hidden a moment later
+  enterDrawer(selector) {
+    const drawer = document.querySelector(selector);
+    if (!drawer.contains(document.activeElement)) drawer.querySelector("button").focus(); // a person may be faster
+  },
+
+  leaveDrawer(selector) {
+    const focused = document.activeElement;
+    if (document.querySelector(selector).contains(focused)) focused.blur(); // it is hidden a moment later
     strata.focusComposer();
   },
 
