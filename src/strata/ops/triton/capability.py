@@ -25,3 +25,14 @@ def has_few_registers() -> bool:
     if INTERPRETED:
         return False
     return not has_matrix_units() or driver.active.get_current_target().arch in _FEW_REGISTERS
+
+
+def load_stages() -> int:
+    """`num_stages` of a loop of loads and products, so that the next loads are under way during a product.
+
+    For NVIDIA, with two, Triton asks for what comes next when a product is done, and waits for it at once.
+    For AMD two do, and more would take registers.
+    """
+    if INTERPRETED or driver.active.get_current_target().backend != "cuda":
+        return 2
+    return 3

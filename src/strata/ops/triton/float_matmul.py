@@ -22,7 +22,7 @@ from strata.ops.triton.arithmetic import (
     stack_parts,
     unstack,
 )
-from strata.ops.triton.capability import warps
+from strata.ops.triton.capability import load_stages, warps
 
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
@@ -150,6 +150,17 @@ def _split(x, parts, num_rows, x_stride, K: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def load_parts(x, w, plane, k, is_row, is_column, K: tl.constexpr):
+    """Columns `k` `[1, n]` of activations in three parts, `plane` apart, and weights; zeros from `K` on."""
+    return (
+        tl.load(x + k, is_row & (k < K), other=0.0),
+        tl.load(x + plane + k, is_row & (k < K), other=0.0),
+        tl.load(x + 2 * plane + k, is_row & (k < K), other=0.0),
+        tl.load(w + k, is_column & (k < K), other=0.0),
+    )
+
+
+@triton.jit
 def _prompt(parts, scales, w, out, num_rows, num_columns, out_stride, K: tl.constexpr, GROUPS: tl.constexpr,
             ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program is a tile. With GROUPS, each of so many equal parts of K is multiplied with a scale."""
@@ -170,10 +181,7 @@ def _prompt(parts, scales, w, out, num_rows, num_columns, out_stride, K: tl.cons
             begin = group * (K // PIECES) + index * SLICE
             for start in range(begin, begin + SLICE, BLOCK):
                 k = (start + tl.arange(0, BLOCK))[None, :]
-                x_high = tl.load(x + k, is_row & (k < K), other=0.0)
-                x_middle = tl.load(x + plane + k, is_row & (k < K), other=0.0)
-                x_low = tl.load(x + 2 * plane + k, is_row & (k < K), other=0.0)
-                w_tile = tl.load(w + k, is_column & (k < K), other=0.0)
+                x_high, x_middle, x_low, w_tile = load_parts(x, w, plane, k, is_row, is_column, K)
                 high, middle, low = dot_parts(x_high, x_middle, x_low, w_tile, high, middle, low)
             sum_of_group += add_parts(high, middle, low)
         if GROUPS > 0:
@@ -233,7 +241,7 @@ def multiply_parts(
     _prompt[(triton.cdiv(num_columns, columns), triton.cdiv(num_rows, rows))](
         parts, scales, weight, out, num_rows, num_columns, out.stride(0), K=num_in,
         GROUPS=0 if scales is None else scales.shape[1], ROWS=rows, COLUMNS=columns, SLICE=slice_length,
-        BLOCK=min(dot_block(weight, 64), slice_length), num_warps=warps(256), num_stages=2,
+        BLOCK=min(dot_block(weight, 64), slice_length), num_warps=warps(256), num_stages=load_stages(),
         enable_fp_fusion=False,
     )  # fmt: skip
 

@@ -34,6 +34,7 @@ from strata.ops.triton.float_matmul import (
     add_slices,
     dot_block,
     last_of_tile,
+    load_parts,
     multiply_parts,
     store_slice,
     window_options,
@@ -222,19 +223,22 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
     TILE: tl.constexpr = 16 if ROWS == 4 else ROWS
     high = tl.zeros([TILE, COLUMNS], tl.float32)
     middle, lowest = high, high
-    for start in range(0, LOW, BLOCK):
-        k = (start + tl.arange(0, BLOCK))[None, :]
-        w = tl.load(weight + gate_row[:, None] * LOW + k, k < LOW, other=0.0)
-        mask = is_row & (k < LOW)
-        if parts is not None:
-            plane = tl.cast(num_rows, tl.int64) * LOW
-            cells = parts + wide_rows * LOW + k
-            a_high = tl.load(cells, mask, other=0.0)
-            a_middle = tl.load(cells + plane, mask, other=0.0)
-            a_low = tl.load(cells + 2 * plane, mask, other=0.0)
+    w_rows = weight + gate_row[:, None] * LOW
+    k = tl.arange(0, BLOCK)[None, :]
+    if parts is not None:
+        plane = tl.cast(num_rows, tl.int64) * LOW
+        a_rows, is_column = parts + wide_rows * LOW, (gate_row >= 0)[:, None]
+        a_high, a_middle, a_low, w = load_parts(a_rows, w_rows, plane, k, is_row, is_column, LOW)
+        # With two stages, Triton asks for what comes next when a product is done, and waits for it then.
+        for start in tl.range(0, LOW, BLOCK, num_stages=1):
+            ahead = load_parts(a_rows, w_rows, plane, start + BLOCK + k, is_row, is_column, LOW)
             high, middle, lowest = dot_parts(a_high, a_middle, a_low, w, high, middle, lowest)
-        else:
-            a = _scaled(product, scales, rows[:, None], k, mask, num_rows, product_stride, STREAMS)
+            a_high, a_middle, a_low, w = ahead
+    else:
+        for start in range(0, LOW, BLOCK):
+            w = tl.load(w_rows + (start + k), start + k < LOW, other=0.0)
+            mask = is_row & (start + k < LOW)
+            a = _scaled(product, scales, rows[:, None], start + k, mask, num_rows, product_stride, STREAMS)
             a = silu(a / STREAMS)
             if ROWS == 4:
                 a = tl.reshape(tl.broadcast_to(a[None], [4, 4, BLOCK]), [16, BLOCK])
