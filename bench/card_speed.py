@@ -24,12 +24,13 @@ import numpy as np
 import torch
 
 from strata.card import loading
+from strata.choices import Dense
 from strata.engine.card_lane import card_lanes
 from strata.engine.messages import SamplingParams
 from strata.experts.trace import Trace
 from strata.formats.geometry import GEOMETRIES
 from strata.formats.mixes import find_mix
-from strata.formats.requantized import Dense, with_dense
+from strata.formats.requantized import with_dense
 from strata.formats.synthetic import SyntheticCheckpoint
 from strata.hardware.bandwidth import memory_bandwidth
 from strata.hardware.machine import this_machine

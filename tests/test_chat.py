@@ -1,4 +1,4 @@
-"""The terminal chat: typed messages, streamed answers, Ctrl+C, and its client's view of a server."""
+"""The terminal chat: typed messages, streamed answers, Ctrl+C."""
 
 import io
 import json
@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from strata.cli import main
-from strata.client import ChatClient, Delta, Reply, ServerError, lines
+from strata.client import ChatClient, Delta, Reply, ServerError
 from strata.commands.chat import Chat, CommandError, _piped_message, run
 from strata.errors import UsageError
 from strata.options import Options
 from strata.terminal import harmless, read_message, show_answer
 from tests.conftest import clean_environment
+from tests.helpers.chat_server import DONE, END, call, client_of, piece
 
 
 def typed(*lines: str):
@@ -120,99 +121,6 @@ def test_colours_are_left_out_where_they_are_not_wanted(variables: dict, coloure
     assert "\x1b[2m" in text  # dim is no colour
     dumb, _ = shown(force_terminal=True, _environ={"TERM": "dumb"})
     assert "\x1b" not in dumb
-
-
-def client_of(*events: object, status: int = 200, body: str | None = None) -> ChatClient:
-    """A client whose server answers every chat request with these events."""
-
-    def answer(request: httpx.Request) -> httpx.Response:
-        if request.url.path == "/v1/models":
-            return httpx.Response(200, json={"data": [{"id": "m"}]})
-        client.requests.append(json.loads(request.content))
-        text = "".join(e if isinstance(e, str) else f"data: {json.dumps(e)}\n\n" for e in events)
-        return httpx.Response(status, text=text if body is None else body)
-
-    client = ChatClient("http://server/v1/")
-    client.requests = []
-    client._http = httpx.Client(base_url=client.url, transport=httpx.MockTransport(answer))
-    return client
-
-
-def piece(**delta: str) -> dict:
-    return {"choices": [{"index": 0, "delta": delta}]}
-
-
-DONE = "data: [DONE]\n\n"
-
-
-def call(index: int, **function: str) -> dict:
-    return {"choices": [{"index": 0, "delta": {"tool_calls": [{"index": index, "function": function}]}}]}
-
-
-END = {"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}
-
-
-def test_a_stream_becomes_deltas_and_a_reply():
-    usage = {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}}
-    client = client_of(
-        *(piece(role="assistant"), ": keep-alive\n\n", piece(reasoning_content="hm"), piece(content="é")),
-        *(call(0, name="f", arguments=""), call(0, arguments='{"a'), call(0, arguments='": 1}')),
-        *(call(1, name="g", arguments="{}"), END, usage, DONE),
-    )
-    assert list(client.stream("m", [])) == [
-        *(Delta("", "silence"), Delta("hm", "thinking"), Delta("é")),
-        *(Delta("f", "call"), Delta('{"a', "call"), Delta('": 1}', "call")),
-        *(Delta("g", "call", 1), Delta("{}", "call", 1)),
-    ]
-    assert client.reply.usage == {"prompt_tokens": 3, "completion_tokens": 2}
-    message = client.reply.message()
-    assert (message["content"], message["reasoning_content"]) == ("é", "hm")
-    assert [c["function"] for c in message["tool_calls"]] == [
-        {"name": "f", "arguments": '{"a": 1}'},
-        {"name": "g", "arguments": "{}"},
-    ]
-    assert client.requests[0]["stream_options"] == {"include_usage": True}
-
-
-def test_a_call_that_is_not_whole_stays_out_of_the_history():
-    client = client_of(piece(content="I call"), call(0, name="f", arguments='{"a'), DONE)
-    list(client.stream("m", []))
-    assert client.reply.message() == {"role": "assistant", "content": "I call"}
-
-
-@given(st.text(), st.integers(1, 5))
-def test_lines_survive_any_cut(text: str, size: int) -> None:
-    """CASES 45; and characters that some take for the end of a line, as U+2028, are none."""
-    text = text.replace("\n", "").replace("\r", "").encode("utf-8", "replace").decode()
-    stream = f"data: {text}\r\n\ndata: {text}\n\n".encode()
-    parts = [stream[i : i + size] for i in range(0, len(stream), size)]
-    assert list(lines(parts)) == [f"data: {text}", "", f"data: {text}", ""]
-
-
-def test_half_a_character_is_replaced():
-    client = client_of(piece(content="a\ud83d"), DONE)
-    assert list(client.stream("m", [])) == [Delta("a\N{REPLACEMENT CHARACTER}")]
-
-
-@pytest.mark.parametrize(
-    ("client", "message"),
-    [
-        (client_of(piece(content="a")), "broke the answer off"),
-        (client_of("data: {\n\n"), "not JSON"),
-        (client_of(piece(content="a"), {"error": {"message": "the engine died"}}), "the engine died"),
-        (client_of(status=400, body='{"error": {"message": "too long"}}'), "^too long$"),
-        (client_of(status=502, body="<html>"), "the server answered 502: <html>"),
-        (client_of(status=502, body="[]"), r"the server answered 502: \[\]"),
-    ],
-)
-def test_what_goes_wrong_is_said(client, message):
-    with pytest.raises(ServerError, match=message):
-        list(client.stream("m", []))
-
-
-def test_a_server_that_is_not_there_is_named():
-    with pytest.raises(ServerError, match=r"no server answers at http://127\.0\.0\.1:1;"):
-        ChatClient("http://127.0.0.1:1/v1").model()
 
 
 def chat_with(client: ChatClient, *results: str, **options: object) -> Chat:

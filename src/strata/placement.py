@@ -5,6 +5,7 @@ from typing import Any, Literal
 import msgspec
 import numpy as np
 
+from strata.choices import KV, Dense
 from strata.cost import (
     HIGH,
     LOW,
@@ -32,10 +33,8 @@ CHECKPOINTS = 256 * MIB  # copies of recurrent states, of each lane; the engine'
 # over the link once for a chunk, and are taken out of their planes once for a part.
 PIECES = ((8192, 4096), (4096, 4096), (4096, 2048), (2048, 2048), (2048, 1024), (1024, 1024), (512, 512))
 CPU_CHUNK = 512
-PROMPT_PART, RING_PART = (
-    8,
-    16,
-)  # one part in so many of what is left: for prompts, then for streamed experts
+# One part in so many of what is left: for prompts, then for streamed experts.
+PROMPT_PART, RING_PART = 8, 16
 SLACK = 64  # slots of a class that are empty or being filled
 SMALLEST_CONTEXT = 4096
 PROMPTS = (512, 32768)  # lengths whose speed is told
@@ -63,8 +62,8 @@ class Wishes(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     vram_budget_bytes: int | None = None
     vram_reserve_bytes: int | None = None
     ram_budget_bytes: int | None = None
-    dense: Literal["as_stored", "q8_0"] = "as_stored"
-    kv: Literal["f16", "int8"] = "f16"
+    dense: Dense = "as_stored"
+    kv: KV = "f16"
     use_card: bool = True
     window: int = 1
     acceptance: float = 0.0

@@ -1,10 +1,11 @@
 """Options of commands that look at machines and models, and of cards; part of the schema in `options.py`."""
 
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import BaseModel, Field
 
+from strata.choices import KV, Dense
 from strata.flags import Flag, Scope
 
 ENGINE = ("serve", "demo", "chat")  # commands that start an engine
@@ -122,12 +123,12 @@ class ToolOptions(BaseModel):
         Field(ge=0, description="Use at most so much memory; all that is free when not given."),
     ] = None
     dense: Annotated[
-        Literal["as_stored", "q8_0"],
+        Dense,
         Scope(*ENGINE, "plan", "logits", "synth"),
         Field(description="Float matrices: as_stored, or q8_0, half the bytes; changes text slightly."),
     ] = "as_stored"
     kv: Annotated[
-        Literal["f16", "int8"],
+        KV,
         Scope(*ENGINE, "plan"),
         Field(description="Keys and values on the card: f16, or int8, which changes text slightly."),
     ] = "f16"

@@ -17,6 +17,7 @@ pytest.importorskip("triton")
 from strata.card import runner as runner_module
 from strata.card import sampling as sampling_module
 from strata.card.device import CardError
+from strata.card.prompts import PromptReader
 from strata.card.runner import CardRunner
 from strata.engine import card_lane, session
 from strata.engine.card_lane import CardLane, card_lanes
@@ -53,7 +54,8 @@ def new_lanes(lanes: int, recurrent: bool) -> Iterator[tuple[list[CardLane], Car
         patch.setattr(card_lane, "SHORT_PROMPT", 6)
         patch.setattr(session, "PREFILL_CHUNK", 8)
         cache = SimpleNamespace(refresh=lambda: None, launched=lambda: None)
-        runner = CardRunner(TokenModel(lanes, CONTEXT, recurrent), cache, 0, 8, 1e9)
+        model = TokenModel(lanes, CONTEXT, recurrent)
+        runner = CardRunner(model, cache, PromptReader(model, cache, 0, 8), 1e9)
         yield list(card_lanes(runner, checkpoint_bytes=64, chunk=16)), runner
 
 

@@ -160,7 +160,8 @@ def new_runner(card: StreamCard, cache: ExpertCache, patch: pytest.MonkeyPatch, 
     sampler = SimpleNamespace(commit=lambda accepted: None, choose_next=lambda *_: card.wait() or 0)
     patch.setattr(runner_module, "Window", LookingWindow)
     patch.setattr(runner_module, "CardSampler", lambda *_: sampler)
-    return CardRunner(BytesModel(cache), cache, 3000, PART_ROWS, 1e9, **options)
+    model = BytesModel(cache)
+    return CardRunner(model, cache, PromptReader(model, cache, 3000, PART_ROWS), 1e9, **options)
 
 
 def ask_prompt(runner: CardRunner, rows: int) -> None:

@@ -12,7 +12,7 @@ from strata.card.compile_ahead import Compiling, num_jobs
 from strata.card.device import Card
 from strata.card.host_experts import HostExperts
 from strata.card.model import CardModel
-from strata.card.prompts import Processor
+from strata.card.prompts import Processor, PromptReader
 from strata.card.rehearsal import Stage
 from strata.card.runner import CardRunner
 from strata.card.weights import CardWeights
@@ -159,7 +159,8 @@ def load_on_card(
     ring = sum(part.bytes for part in made.parts if part.purpose == "ring of streamed experts")
     processor = None if host is None else _processor(hardware, model_description, cpu_share)
     link = described.link_bandwidth or 1e10
-    runner = CardRunner(on_card, cache, ring, made.prefill_part, link, learn, processor)
+    reader = PromptReader(on_card, cache, ring, made.prefill_part, processor)
+    runner = CardRunner(on_card, cache, reader, link, learn)
     activations = _warm(runner, model_description, made)
     say("filling the card with experts")
     reserve = described.free_bytes - made.vram_budget

@@ -11,7 +11,7 @@ from strata.card.cache import ExpertCache
 from strata.card.device import whole_step
 from strata.card.host_experts import HostExperts
 from strata.card.model import CardModel
-from strata.card.prompts import Processor, PromptReader, Saved
+from strata.card.prompts import PromptReader, Saved
 from strata.card.sampling import CardSampler
 from strata.card.window import Row, Window
 from strata.experts.policy import affordable_moves
@@ -34,7 +34,7 @@ class CardRunner:
     Args:
         model: with all its memory.
         cache: of its experts.
-        ring_bytes, part_rows, processor: of `PromptReader`.
+        reader: of prompts.
         link_bandwidth: bytes per second that copies to the card get.
         learn: called with how often each expert was used, int32 `[layers with experts, experts]`, and by how
             many tokens.
@@ -47,16 +47,13 @@ class CardRunner:
         self,
         model: CardModel,
         cache: ExpertCache,
-        ring_bytes: int,
-        part_rows: int,
+        reader: PromptReader,
         link_bandwidth: float,
         learn: Callable[[np.ndarray, int], None] = lambda counts, tokens: None,
-        processor: Processor | None = None,
     ):
-        self.model, self.cache = model, cache
+        self.model, self.cache, self._reader = model, cache, reader
         card, config = model.weights.card, model.model.config
         self.sampler = CardSampler(model.lanes, config.vocab_size, card.device)
-        self._reader = PromptReader(model, cache, ring_bytes, part_rows, processor)
         self._windows = {
             size: Window(model, self.sampler, size).capture() for size in window_sizes(model.lanes)
         }

@@ -12,6 +12,8 @@ from typing import Literal
 
 import msgspec
 
+from strata.choices import KV, Dense
+
 
 class SamplingParams(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the next token is chosen from the logits; `engine/sampling.py` defines the order.
@@ -129,7 +131,7 @@ class ModelInfo(msgspec.Struct, frozen=True):
     threads: int
     kernels: str  # what computes, e.g. "avx2, 2 threads"
     experts: ExpertLayout | None = None  # None: a dense model
-    dense: Literal["as_stored", "q8_0"] = "as_stored"  # float matrices
+    dense: Dense = "as_stored"
 
 
 class Ready(msgspec.Struct, tag=True, frozen=True):
@@ -255,8 +257,8 @@ class EngineConfig(msgspec.Struct, frozen=True):
     card: str = "auto"  # PyTorch's number of a card, `none`, or `auto`: the best there is, if the model fits
     vram_budget_bytes: int | None = None  # None: all that is free
     vram_reserve_bytes: int | None = None  # None: as the planner says
-    dense: Literal["as_stored", "q8_0"] = "as_stored"  # float matrices
-    kv: Literal["f16", "int8"] = "f16"  # keys and values on a card
+    dense: Dense = "as_stored"
+    kv: KV = "f16"
 
 
 Request = Generate | Cancel | Ping | CountExperts | Shutdown

@@ -6,10 +6,11 @@ Codes and scales are those of ggml's quantiser: for 32 weights `d = max |w| / 12
 
 import re
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from strata.choices import Dense
 from strata.errors import ModelFileError
 from strata.formats.checkpoint import Checkpoint, TensorInfo
 from strata.formats.mapping import let_go
@@ -17,8 +18,6 @@ from strata.formats.quants import FORMATS
 
 if TYPE_CHECKING:  # the planner asks for names and shapes only
     import torch
-
-Dense = Literal["as_stored", "q8_0"]
 
 _FLOATS = ("F32", "F16", "BF16")
 _Q8_0 = FORMATS["Q8_0"]
@@ -82,11 +81,9 @@ class RequantizedCheckpoint(Checkpoint):
 
     def read_rows(self, name: str, rows: "torch.Tensor") -> "torch.Tensor":
         values = self._stored.read_rows(name, rows)
-        return (
-            values
-            if self._is_stored(name)
-            else self._decoded(self._blocks(name, values.numpy()), values.shape)
-        )
+        if self._is_stored(name):
+            return values
+        return self._decoded(self._blocks(name, values.numpy()), values.shape)
 
     def _is_stored(self, name: str) -> bool:
         return name not in self.tensors or self.tensors[name] is self._stored.tensors[name]

@@ -4,6 +4,7 @@ from typing import Literal
 
 from pydantic import BaseModel
 
+from strata.choices import Dense
 from strata.engine.messages import ExpertLayout, LaneUse, MemoryPart
 from strata.hardware.usage import MachineUse, ProcessUse
 from strata.serve.requests import RequestReport, SpeedReport
@@ -57,7 +58,7 @@ class Status(BaseModel):
     load_s: float | None = None
     threads: int | None = None
     kernels: str | None = None
-    dense: Literal["as_stored", "q8_0"] | None = None  # float matrices
+    dense: Dense | None = None
     memory: list[MemoryPart] | None = None
     experts: ExpertLayout | None = None  # left out for a dense model
     running: int | None = None

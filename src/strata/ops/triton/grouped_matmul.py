@@ -14,7 +14,7 @@ from strata.ops.triton.capability import warps
 from strata.ops.triton.decode import float_scales
 from strata.ops.triton.intrinsics import INTERPRETED
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
-from strata.ops.triton.sorted_rows import SortedRows
+from strata.ops.triton.sorted_rows import SortedRows, rows_of_block
 from strata.ops.triton.step import step_bytes, step_sums
 from strata.ops.triton.unpacked_matmul import unpacked_bytes, unpacked_matmul
 
@@ -50,10 +50,7 @@ def _grouped_kernel(
     block = tl.program_id(0)
     which = tl.load(matrix + block)
     if which >= 0:
-        place = tl.load(begin + block) + tl.arange(0, ROWS)
-        exists = place < tl.load(end + block)
-        entry = tl.load(order + place, mask=exists, other=0)
-        row_of_x = (entry // slots).to(tl.int64)
+        exists, entry, row_of_x = rows_of_block(order, begin, end, block, slots, ROWS)
         n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         base = (tl.load(addresses + which) + at).to(tl.pointer_type(tl.uint8))
         base = tl.multiple_of(base, 64)

@@ -3,13 +3,15 @@
 from dataclasses import dataclass
 
 import torch
+import triton
+import triton.language as tl
 
 BLOCKS = (16, 32, 64)  # rows of activations in a program
 
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
-    """Rows (or entries, row * slots + slot) sorted by their matrix, cut in blocks of at most `ROWS_AT_ONCE`.
+    """Rows (or entries, row * slots + slot) sorted by their matrix, cut in blocks.
 
     Args:
         order: int32 `[entries]`, those of one matrix in ascending order.
@@ -65,3 +67,12 @@ def rows_in_order(rows: int, device: torch.device) -> SortedRows:
     order = torch.arange(rows, dtype=torch.int32, device=device)
     bounds = torch.arange(2, dtype=torch.int32, device=device) * rows
     return SortedRows(order, torch.zeros_like(begin), begin, (begin + block).clamp(max=rows), bounds, block)
+
+
+@triton.jit
+def rows_of_block(order, begin, end, block, slots, ROWS: tl.constexpr):
+    """Of a block's places `[ROWS]`: bool, whether there is one; int32, its entry; int64, that entry's row."""
+    place = tl.load(begin + block) + tl.arange(0, ROWS)
+    exists = place < tl.load(end + block)
+    entry = tl.load(order + place, mask=exists, other=0)
+    return exists, entry, (entry // slots).to(tl.int64)

@@ -13,7 +13,7 @@ from strata.formats.quants.planes import QUANT_PLANES
 from strata.ops.triton.capability import warps
 from strata.ops.triton.decode import float_scales
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
-from strata.ops.triton.sorted_rows import BLOCKS, SortedRows
+from strata.ops.triton.sorted_rows import BLOCKS, SortedRows, rows_of_block
 from strata.ops.triton.step import step_bytes, sub_scales
 
 _ROWS = tl.constexpr(TILE_ROWS)
@@ -226,10 +226,7 @@ def _unpacked_kernel(
         # A product is of one span: two in a chain would have Triton lay out their sums differently.
         WIDTH: tl.constexpr = 64 if fact(FORMAT, "span") == 64 else 32
         PIECES: tl.constexpr = _BLOCK // WIDTH
-        place = tl.load(begin + block_of_rows) + tl.arange(0, ROWS)
-        exists = place < tl.load(end + block_of_rows)
-        entry = tl.load(order + place, mask=exists, other=0)
-        row_of_x = (entry // slots).to(tl.int64)
+        exists, entry, row_of_x = rows_of_block(order, begin, end, block_of_rows, slots, ROWS)
         n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         k = tl.arange(0, WIDTH)[None, :]
         words = unpacked + (which - first).to(tl.int64) * _begin(FORMAT, N, K, "end")
