@@ -100,6 +100,15 @@ def test_an_answer_that_is_gone_on_from_is_one_line(tmp_path: Path, seed: int | 
     assert say(lane, 3) == b"de<|im_end|>"
 
 
+def test_another_line_is_not_gone_on_with(tmp_path: Path) -> None:
+    """Where a request's prompt happens to begin as an answer that was broken off."""
+    lane = script_of(tmp_path, '["a", "b"]', '["c"]').new_lane()
+    lane.begin([1], SamplingParams(seed=0))
+    say(lane, 1)
+    lane.begin([*lane.tokens, 7], SamplingParams(seed=1))
+    assert say(lane, 1) == b"c"
+
+
 def test_the_next_turn_is_the_next_line(tmp_path: Path) -> None:
     lane = script_of(tmp_path, '["a", "b"]', '["c"]').new_lane()
     lane.begin([1], SamplingParams())

@@ -118,6 +118,7 @@ class Recital:
         tokens: the prompt, as far as it is read, and what was said.
         prompt_size: tokens of the prompt.
         line: its items, or what an earlier recital left of them.
+        number: which line that is.
         begins: of each item that has been said, how many tokens there were before it.
         ended: the end-of-turn token was said.
     """
@@ -125,6 +126,7 @@ class Recital:
     tokens: list[int]
     prompt_size: int
     line: list[Item]
+    number: int = 0
     begins: list[int] = field(default_factory=list)
     ended: bool = False
 
@@ -158,13 +160,17 @@ class Script:
             seed: of the request.
             tokens: those of the prompt that are read; the lane adds to them.
         """
-        earlier = next((one for one in reversed(self._begun) if self._written(one, prompt)), None)
+        picked = None if seed is None else seed % len(self.lines)
+        begun = (one for one in reversed(self._begun) if picked in (None, one.number))
+        earlier = next((one for one in begun if self._written(one, prompt)), None)
         if earlier is None:
-            line = self.lines[next(self._in_order) if seed is None else seed % len(self.lines)]
+            number = next(self._in_order) if picked is None else picked
+            line = self.lines[number]
         else:
+            number = earlier.number
             self._begun.remove(earlier)
             line = self._rest_of(earlier, prompt)
-        recital = Recital(tokens, len(prompt), line)
+        recital = Recital(tokens, len(prompt), line, number)
         self._begun.append(recital)
         return recital
 
