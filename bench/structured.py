@@ -7,11 +7,11 @@ than a model does.
 
 import argparse
 import json
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
-from helpers.schemas import schemas
 
 from strata.engine.grammar import GrammarCompiler
 from strata.engine.messages import Grammar
@@ -19,6 +19,9 @@ from strata.errors import RequestError
 from strata.formats.tokenizer import load_tokenizer
 from strata.models import open_checkpoint
 from strata.options import EMBEDDED_MODEL
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from helpers.schemas import schemas
 
 
 def times(model: Path, count: int, num_tokens: int) -> np.ndarray:
