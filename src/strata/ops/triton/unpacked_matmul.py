@@ -143,26 +143,31 @@ def _piece_sums(a, weights, sub_at, k, NEXT: tl.constexpr, SUB: tl.constexpr, HA
         HALF: of the columns that counts; -1: both.
     """
     weights = tl.trans(weights)
+    # One return: Triton 3.6 types what stands behind one that a constant chose, too.
     if SUB == 0:
-        return tl.dot(_half(a, k, HALF), weights, out_dtype=tl.int32)
-    # Scales are loaded before the product, to be there behind it.
-    factor = tl.load(sub_at)
-    if SUB == 32:
-        return tl.dot(a, weights, out_dtype=tl.int32) * factor
-    more = tl.load(sub_at + NEXT)
-    sums = tl.dot(_half(a, k, 0), weights, out_dtype=tl.int32) * factor
-    return sums + tl.dot(_half(a, k, 1), weights, out_dtype=tl.int32) * more
+        sums = tl.dot(_half(a, k, HALF), weights, out_dtype=tl.int32)
+    elif SUB == 32:
+        # Scales are loaded before the product, to be there behind it.
+        factor = tl.load(sub_at)
+        sums = tl.dot(a, weights, out_dtype=tl.int32) * factor
+    else:
+        factor, more = tl.load(sub_at), tl.load(sub_at + NEXT)
+        sums = tl.dot(_half(a, k, 0), weights, out_dtype=tl.int32) * factor
+        sums += tl.dot(_half(a, k, 1), weights, out_dtype=tl.int32) * more
+    return sums
 
 
 @triton.jit
 def _piece_minima(a, least_at, k, NEXT: tl.constexpr, SUB: tl.constexpr):
     """What a piece's minima are multiplied with, sub-minima included: int32 `[rows, n]`, or `[rows, 1]`."""
     if SUB == 0:
-        return tl.sum(a.to(tl.int32), axis=1, keep_dims=True)
-    if SUB == 32:
-        return tl.sum(a.to(tl.int32), axis=1, keep_dims=True) * tl.load(least_at)
-    first = tl.sum(_half(a, k, 0).to(tl.int32), axis=1, keep_dims=True) * tl.load(least_at)
-    return first + tl.sum(_half(a, k, 1).to(tl.int32), axis=1, keep_dims=True) * tl.load(least_at + NEXT)
+        minima = tl.sum(a.to(tl.int32), axis=1, keep_dims=True)
+    elif SUB == 32:
+        minima = tl.sum(a.to(tl.int32), axis=1, keep_dims=True) * tl.load(least_at)
+    else:
+        minima = tl.sum(_half(a, k, 0).to(tl.int32), axis=1, keep_dims=True) * tl.load(least_at)
+        minima += tl.sum(_half(a, k, 1).to(tl.int32), axis=1, keep_dims=True) * tl.load(least_at + NEXT)
+    return minima
 
 
 @triton.jit
