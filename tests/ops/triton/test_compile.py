@@ -1,6 +1,7 @@
 """Compiling for cards that are not here: a fake driver, children that may die, and budgets."""
 
 import faulthandler
+import json
 import multiprocessing
 import os
 import time
@@ -12,7 +13,7 @@ from strata.ops.triton.proof import compile_all as module
 from strata.ops.triton.proof.assembly import Assembly
 from strata.ops.triton.proof.budgets import Budget, Budgets, code_of, read_budgets, write_budgets
 from strata.ops.triton.proof.compile_all import Result, compile_all
-from strata.ops.triton.proof.fake_driver import Compiled
+from strata.ops.triton.proof.fake_driver import Compiled, _read
 from strata.ops.triton.proof.targets import OWN_TARGETS, TARGETS, own_target
 
 TARGET = TARGETS["gfx1100"]
@@ -71,6 +72,22 @@ def test_no_more_children_than_jobs_and_none_left_behind():
     assert started == ["quick", "2"]
     results.close()
     assert not multiprocessing.active_children()
+
+
+def test_a_kernel_that_is_launched_early_must_wait(tmp_path):
+    """Else it would read what kernels before it have not written; no run need ever show that."""
+    files = {
+        ".json": json.dumps({"shared": 0, "num_warps": 1, "launch_pdl": True}),
+        ".ttir": "",
+        ".ptx": "ret;",
+    }
+    for suffix, text in files.items():
+        (tmp_path / f"k{suffix}").write_text(text)
+    paths = tuple(str(tmp_path / f"k{suffix}") for suffix in files)
+    with pytest.raises(
+        RuntimeError, match="k is launched as a dependent kernel, but does not call begin_kernel"
+    ):
+        _read("k", paths, TARGETS["sm_90"])
 
 
 def assembly(spills: int = 0, **instructions: int) -> Assembly:

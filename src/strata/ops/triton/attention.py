@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.capability import has_few_registers, warps
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.kv import KVShape, PagedKV, cell_of, load_cells, load_part
 from strata.ops.triton.quantize import quantize_blocks
 
@@ -177,6 +178,7 @@ def _store_result(merged, gate, gate_strides, result, row, head, mask, PLAN: tl.
 @triton.jit
 def _window_kernel(q, rows, scale, blocks, parts, kv, PLAN: tl.constexpr, MEMBERS: tl.constexpr):
     """One split of one row, for the query heads of one key-value head."""
+    begin_kernel()
     GROUP: tl.constexpr = PLAN.heads // PLAN.kv.kv_heads
     tops, totals, outs = parts
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
@@ -207,6 +209,7 @@ def _merge_kernel(
     SPLITS: tl.constexpr, PLAN: tl.constexpr, AHEAD: tl.constexpr, QUANTIZE: tl.constexpr,
 ):  # fmt: skip
     """Merge the splits of one head of a row, AHEAD of them loaded at a time, and quantise it."""
+    begin_kernel()
     row, head = tl.program_id(0), tl.program_id(1)
     if tl.load(rows[0] + row) < 0:
         return
@@ -346,11 +349,11 @@ def attend_window(
     strides = None if gate is None else (gate.stride(0), gate.stride(1))
     _window_kernel[(rows, plan.kv.kv_heads, plan.splits)](
         q, (lane, position), scale * _LOG2_E, lane if blocks is None else blocks, parts, kv, PLAN=plan,
-        MEMBERS=members, num_warps=warps(THREADS), num_stages=1, enable_fp_fusion=False,
+        MEMBERS=members, num_warps=warps(THREADS), num_stages=1, **step_launch(),
     )  # fmt: skip
     _merge_kernel[(rows, plan.heads)](
         (lane, position), parts, gate, strides, out, codes, scales, SPLITS=plan.splits, PLAN=plan,
-        AHEAD=min(AHEAD, plan.splits), QUANTIZE=quantized is not None, num_warps=1, enable_fp_fusion=False,
+        AHEAD=min(AHEAD, plan.splits), QUANTIZE=quantized is not None, num_warps=1, **step_launch(),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from strata.ops.triton.arithmetic import has_matrix_units, pairwise_sum
 from strata.ops.triton.capability import warps
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.kv import PagedKV
 
 SEGMENT = 4096  # blocks whose best are chosen at once
@@ -39,6 +40,7 @@ def _score_kernel(
     TILE: tl.constexpr,
 ):
     """Scores of a tile of blocks for ROWS rows, of whatever lanes: lane after lane."""
+    begin_kernel()
     begin, first = tl.program_id(0) * ROWS, tl.program_id(1) * TILE
     row, block, d = begin + tl.arange(0, ROWS), first + tl.arange(0, TILE), tl.arange(0, DIM)
     lanes = tl.load(rows[0] + row, mask=row < num_rows, other=-1)
@@ -125,6 +127,7 @@ def _segment_kernel(
     SEGMENT: tl.constexpr,
 ):
     """The best BUDGET blocks of one segment of one row; its `blocks`, if there is no other segment."""
+    begin_kernel()
     row, segment = tl.program_id(0).to(tl.int64), tl.program_id(1)
     complete = (tl.load(rows[1] + row) + 1) // BLOCK
     count = tl.minimum(complete - segment * SEGMENT, SEGMENT)
@@ -154,6 +157,7 @@ def _choose_kernel(
     WIDTH: tl.constexpr,
 ):
     """The best BUDGET blocks of a row of several segments: of their best, which are in order of index."""
+    begin_kernel()
     row = tl.program_id(0).to(tl.int64)
     complete = (tl.load(rows[1] + row) + 1) // BLOCK
     if (tl.load(rows[0] + row) < 0) | (complete <= BUDGET) | (complete <= SEGMENT):
@@ -237,14 +241,12 @@ def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Te
         TILE=tile,
         num_warps=warps(threads),
         num_stages=1,
-        enable_fp_fusion=False,
+        **step_launch(),
     )
     best = (scratch.best_scores, scratch.best_blocks)
     constants = {"BUDGET": budget, "BLOCK": block, "SEGMENTS": segments, "SEGMENT": scratch.segment}
     _segment_kernel[(num_rows, segments)](
-        rows, scratch.scores, *best, blocks, max_blocks, **constants, num_warps=8, enable_fp_fusion=False
+        rows, scratch.scores, *best, blocks, max_blocks, **constants, num_warps=8, **step_launch()
     )
     width = triton.next_power_of_2(segments * budget)
-    _choose_kernel[(num_rows,)](
-        rows, *best, blocks, **constants, WIDTH=width, num_warps=16, enable_fp_fusion=False
-    )
+    _choose_kernel[(num_rows,)](rows, *best, blocks, **constants, WIDTH=width, num_warps=16, **step_launch())

@@ -14,6 +14,7 @@ import triton.language as tl
 from strata.ops.gated_delta_net import L2_EPSILON
 from strata.ops.triton.arithmetic import sigmoid, silu, softplus
 from strata.ops.triton.convolution import TILE, advance, convolve_rows
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 from strata.ops.triton.quantize import quantize_blocks
 
@@ -94,6 +95,7 @@ def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_ga
               LANE_BLOCK: tl.constexpr, HEADS_BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
               HISTORY_BLOCK: tl.constexpr, COMMIT: tl.constexpr):  # fmt: skip
     """A program is a head of queries, keys or values, or all gates; a lane; and a tile of its rows."""
+    begin_kernel()
     head, which, tile = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
     first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
     taken = tl.load(accepted + which)
@@ -184,6 +186,7 @@ def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, 
     Triton spreads lanes over the last dimension and then over the first: a lane has a value, and shares its
     keys with three others. Queries and keys are loaded in that shape too, the same for all values.
     """
+    begin_kernel()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     part, head, which = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
     first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
@@ -229,6 +232,7 @@ def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, 
 def _gated_norm(x, z, norm, out, codes, scales, z_stride, EPSILON: tl.constexpr, HEADS: tl.constexpr,
                 VALUE_DIM: tl.constexpr, SIGMOID: tl.constexpr, QUANTIZE: tl.constexpr):  # fmt: skip
     """A program is a head of a row: normalised, gated, and quantised where its length is a block's."""
+    begin_kernel()
     row, head = tl.program_id(1).to(tl.int64), tl.program_id(0)
     value = tl.arange(0, VALUE_DIM)
     cells = (row * HEADS + head) * VALUE_DIM + value
@@ -285,18 +289,18 @@ def gated_delta_net(
         qkv.stride(0), beta.stride(0), alpha.stride(0), EPSILON=L2_EPSILON, **shape, **steps,
         KERNEL=kernel, TILE=TILE, HEADS_BLOCK=triton.next_power_of_2(heads),
         COLUMNS=max(key_dim, value_dim), HISTORY_BLOCK=triton.next_power_of_2(kernel - 1), num_warps=4,
-        enable_fp_fusion=False,
+        **step_launch(),
     )  # fmt: skip
     read = qkv.new_empty(num_rows, heads * value_dim)
     _delta_rule[(value_dim // TILE_VALUES, heads, lanes)](
         convolved, before, gates, gates_before, state.memory, lane, accepted, read, num_rows, **shape,
         **steps, VALUES=TILE_VALUES, KEYS=TILE_KEYS, TILED=weights.tiled, num_warps=1,
-        enable_fp_fusion=False,
+        **step_launch(),
     )  # fmt: skip
     codes, scales = quantized or (read, read)
     _gated_norm[(heads, num_rows)](
         read, z, weights.norm, read, codes, scales, z.stride(0), EPSILON=weights.epsilon, HEADS=heads,
         VALUE_DIM=value_dim, SIGMOID=weights.sigmoid_gate, QUANTIZE=quantized is not None,
-        num_warps=1, enable_fp_fusion=False,
+        num_warps=1, **step_launch(),
     )  # fmt: skip
     return read

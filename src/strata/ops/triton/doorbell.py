@@ -18,6 +18,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch, wait_for_earlier
 from strata.ops.triton.intrinsics import watch
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def publish_rows(place: JobPlace, x: torch.Tensor) -> None:
     """
     rows, width = x.shape
     grid = (rows, triton.cdiv(width, _COLUMNS))
-    _publish_kernel[grid](x, place.x, width, BLOCK=_COLUMNS, num_warps=4, enable_fp_fusion=False)
+    _publish_kernel[grid](x, place.x, width, BLOCK=_COLUMNS, num_warps=4, **step_launch())
 
 
 def publish_entries(place: JobPlace, x: torch.Tensor, rows: torch.Tensor, num_entries: torch.Tensor) -> None:
@@ -129,7 +130,7 @@ def ring(
     # One warp: where there are more, gfx9 does not make them wait for each other's stores before the release.
     _ring_kernel[(1,)](
         place.words, place.experts, place.rows, place.weights, place.epoch, layer, num_rows,
-        num_entries, experts, rows, weights, BLOCK=block, num_warps=1, enable_fp_fusion=False,
+        num_entries, experts, rows, weights, BLOCK=block, num_warps=1, **step_launch(),
     )  # fmt: skip
 
 
@@ -143,11 +144,12 @@ def wait(place: JobPlace, num_entries: torch.Tensor, error: torch.Tensor, max_po
         max_polls: looks at the flag before giving up.
     """
     done = place.words.view(torch.int64)[_DONE // 2 :]
-    _wait_kernel[(1,)](done, place.epoch, num_entries, error, max_polls, num_warps=1, enable_fp_fusion=False)
+    _wait_kernel[(1,)](done, place.epoch, num_entries, error, max_polls, num_warps=1, **step_launch())
 
 
 @triton.jit
 def _publish_kernel(x, mapped, width, BLOCK: tl.constexpr):
+    begin_kernel()
     row = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     value = tl.load(x + row * width + column, mask=column < width)
@@ -170,6 +172,7 @@ def _ring_kernel(
     words, mapped_experts, mapped_rows, mapped_weights, epoch, layer, num_rows,
     num_entries, experts, rows, weights, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel()
     count = tl.load(num_entries)
     if count > 0:
         i = tl.arange(0, BLOCK)
@@ -187,6 +190,7 @@ def _ring_kernel(
 
 @triton.jit(do_not_specialize=["max_polls"])
 def _wait_kernel(done, epoch, num_entries, error, max_polls):
+    wait_for_earlier()  # but let no other kernel begin before the processor has written what that may read
     if (tl.load(num_entries) > 0) & (tl.load(error) == 0):
         rung = tl.load(epoch)
         # `done` and the status beside it come with one load: the server writes the status first.

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants import FORMATS
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 
 BLOCK = 256
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -155,6 +156,7 @@ def _iq3_s(block, j, mask, codebook):
 def _embed(ids, table, codebook, out, num_rows, WIDTH: tl.constexpr, FORMAT: tl.constexpr,
            BLOCK_SIZE: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program is BLOCK weights of a row."""
+    begin_kernel()
     row = tl.program_id(0)
     number = tl.minimum(tl.maximum(tl.load(ids + row), 0), num_rows - 1).to(tl.int64)
     k = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -198,6 +200,6 @@ def embed(ids: torch.Tensor, table: EmbeddingTable, out: torch.Tensor | None = N
     _embed[(rows, triton.cdiv(table.width, BLOCK))](  # the first may be beyond 65,535
         ids, table.blocks, table.codebook, out, table.blocks.shape[0], WIDTH=table.width,
         FORMAT="float" if is_float else table.format, BLOCK_SIZE=1 if is_float else quant.block_size,
-        BLOCK_BYTES=0 if is_float else quant.block_bytes, BLOCK=BLOCK, num_warps=4, enable_fp_fusion=False,
+        BLOCK_BYTES=0 if is_float else quant.block_bytes, BLOCK=BLOCK, num_warps=4, **step_launch(),
     )  # fmt: skip
     return out

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+
 _COMPARED = tl.constexpr(32)  # entries that all others are compared with at once
 
 
@@ -28,6 +30,7 @@ class Groups:
 
 @triton.jit
 def _group_kernel(ids, host_entry, order, expert, start, count, num_entries, E: tl.constexpr):
+    begin_kernel()
     e = tl.arange(0, E)
     mine = e < num_entries
     key = tl.load(ids + e, mask=mine, other=-1).to(tl.int32)
@@ -76,6 +79,6 @@ def group_entries(ids: torch.Tensor, host_entry: torch.Tensor, out: Groups | Non
     padded = max(_COMPARED.value, triton.next_power_of_2(num_entries))
     _group_kernel[(1,)](
         ids, host_entry, out.order, out.expert, out.start, out.count, num_entries,
-        E=padded, num_warps=4 if padded == _COMPARED.value else 8, enable_fp_fusion=False,
+        E=padded, num_warps=4 if padded == _COMPARED.value else 8, **step_launch(),
     )  # fmt: skip
     return out

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.activation import swiglu
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.expert_groups import group_entries
 from strata.ops.triton.expert_records import Between, ExpertBuffers, ExpertShape, SharedExpert
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
@@ -122,6 +123,7 @@ def _gate_up_kernel(
     SHARED_FF: tl.constexpr, UP_AT: tl.constexpr, TERMS: tl.constexpr, SLOTS: tl.constexpr,
     MANY: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel()
     TILES: tl.constexpr = (FF + _ROWS - 1) // _ROWS
     if tl.program_id(1) >= num_entries:
         if SHARED_FF:
@@ -184,6 +186,7 @@ def _swiglu_kernel(
     UP_TERMS: tl.constexpr, SHARED_TERMS: tl.constexpr,
 ):  # fmt: skip
     """A program is a block of an entry, or behind those, of a row of the shared expert."""
+    begin_kernel()
     entry, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
     if entry >= num_entries:
         if SHARED_FF:
@@ -204,6 +207,7 @@ def _down_kernel(
     DOWN: tl.constexpr, SHARED: tl.constexpr, WIDTH: tl.constexpr, FF: tl.constexpr, SHARED_FF: tl.constexpr,
     DOWN_AT: tl.constexpr, MANY: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel()
     if tl.program_id(1) >= num_entries:
         if SHARED_FF:
             _shared_tile(
@@ -224,6 +228,7 @@ def _combine_kernel(
     ids, host_entry, weights, y, host_y, factors, shared_y, shared_share, out, width,
     SLOTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, SHARED_TERMS: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel()
     row = tl.program_id(1).to(tl.int64)
     n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)[None, :]
     slot = tl.arange(0, PADDED)[:, None]
@@ -276,7 +281,7 @@ def quantize_hidden(
     _swiglu_kernel[(entries + rows, triton.cdiv(max(shape.ff, shared_ff), ACTIVATION_BLOCK))](
         ids, host_entry, hidden, factors, codes, scales, *beside, entries, FF=shape.ff, SHARED_FF=shared_ff,
         TERMS=terms, GATE_TERMS=gate, UP_TERMS=up, SHARED_TERMS=shared_terms, num_warps=1,
-        enable_fp_fusion=False,
+        **step_launch(),
     )  # fmt: skip
 
 
@@ -375,6 +380,6 @@ def combine_experts(
     _combine_kernel[(triton.cdiv(width, 128), rows)](
         ids, host_entry, weights, y, host_y, factors, shared_y, shared_share, out, width,
         SLOTS=slots, PADDED=triton.next_power_of_2(slots), BLOCK=128,
-        SHARED_TERMS=0 if shared is None else shared_y.shape[1], num_warps=1, enable_fp_fusion=False,
+        SHARED_TERMS=0 if shared is None else shared_y.shape[1], num_warps=1, **step_launch(),
     )  # fmt: skip
     return out

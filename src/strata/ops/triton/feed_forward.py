@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.activation import swiglu as _swiglu
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.quantize import quantize_blocks
 
 BLOCK = 128  # activations that share a scale
@@ -14,6 +15,7 @@ BLOCK = 128  # activations that share a scale
 def _swiglu_kernel(gate, up, out, codes, scales, gate_stride, up_stride, LENGTH: tl.constexpr,
                    BLOCK: tl.constexpr):  # fmt: skip
     """A program is a block of a row."""
+    begin_kernel()
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = block * BLOCK + tl.arange(0, BLOCK)
     mask = column < LENGTH
@@ -43,13 +45,14 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, tuple[to
     scales = gate.new_empty(rows, blocks)
     _swiglu_kernel[(blocks, rows)](
         gate, up, out, codes, scales, gate.stride(0), up.stride(0), LENGTH=length, BLOCK=BLOCK,
-        num_warps=1, enable_fp_fusion=False,
+        num_warps=1, **step_launch(),
     )  # fmt: skip
     return out, (codes, scales)
 
 
 @triton.jit
 def _add_kernel(x, y, share, out, y_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    begin_kernel()
     row = tl.program_id(1).to(tl.int64)
     column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = column < WIDTH
@@ -69,6 +72,6 @@ def add_shared(x: torch.Tensor, y: torch.Tensor, share: torch.Tensor) -> torch.T
     rows, width = x.shape
     out = torch.empty_like(x)
     _add_kernel[(triton.cdiv(width, 1024), rows)](
-        x, y, share, out, y.stride(0), WIDTH=width, BLOCK=1024, num_warps=4, enable_fp_fusion=False
+        x, y, share, out, y.stride(0), WIDTH=width, BLOCK=1024, num_warps=4, **step_launch()
     )
     return out

@@ -23,6 +23,7 @@ from strata.ops.triton.arithmetic import (
     unstack,
 )
 from strata.ops.triton.capability import load_stages, warps
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
@@ -116,6 +117,7 @@ def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_strid
             STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     """A program is a tile of columns and a slice; `num_rows` is at most USED, with STACKED at most 4."""
+    begin_kernel()
     SLICES: tl.constexpr = (K + SLICE - 1) // SLICE
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     index, row = tl.program_id(1), tl.arange(0, 16)[:, None] % (4 if STACKED else 16)
@@ -217,7 +219,7 @@ def window_options(weight: torch.Tensor, slice_length: int, num_rows: int) -> di
         "BLOCK": min(dot_block(weight, 128 if stacked else 64), slice_length),
         "num_warps": 4,
         "num_stages": 2,
-        "enable_fp_fusion": False,
+        **step_launch(),
     }
 
 

@@ -24,6 +24,7 @@ from strata.ops.triton.arithmetic import (
     unstack,
 )
 from strata.ops.triton.capability import warps
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.float_matmul import (
     SLICE,
     STACKED_ROWS,
@@ -118,6 +119,7 @@ def _mix(residual, output, inject, norm, down, written, scales, out, sums, squar
 
     Of the streams' products `out` float32 `[streams, rows, columns]` is not scaled yet: the scales come last.
     """
+    begin_kernel()
     SLICES: tl.constexpr = WIDTH // SLICE
     tile, index = tl.program_id(0), tl.program_id(1)
     if tile == tl.num_programs(0) - 1:
@@ -210,6 +212,7 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
     With 4 ROWS their parts are rows of one tile, see `stack_parts`. The first of a row's programs says how
     strongly the block's output is to be added.
     """
+    begin_kernel()
     COLUMNS: tl.constexpr = CHANNELS * STREAMS
     channels = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -321,7 +324,7 @@ def read(
         num_rows, product.stride(-2), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
         CHANNELS=channels, BLOCK=dot_block(weights.up, block),
         INJECT=weights.down.shape[0] > weights.low_rank, QUANTIZE=quantized is not None,
-        num_warps=4 if window else warps(256), num_stages=2, enable_fp_fusion=False,
+        num_warps=4 if window else warps(256), num_stages=2, **step_launch(),
     )  # fmt: skip
     return written, x, strengths
 

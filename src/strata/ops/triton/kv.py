@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.rotary import load_head
 
 GROUP = 64  # values that share a scale
@@ -151,6 +152,7 @@ def _append_kernel(
     INTERLEAVED: tl.constexpr,
 ):
     """One head of a row: HEADS of q, then the heads of k, then of v."""
+    begin_kernel()
     DIM: tl.constexpr = SHAPE.dim
     lane, position = rows
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
@@ -221,7 +223,7 @@ def append_kv(
         PAIRS=cos.shape[1],
         INTERLEAVED=interleaved,
         num_warps=1,
-        enable_fp_fusion=False,
+        **step_launch(),
     )
 
 

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid, silu
 from strata.ops.triton.convolution import TILE, advance, convolve_rows, load_rows
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 
 BLOCK = 128  # channels that a program convolves
@@ -124,6 +125,7 @@ def _rows(tokens, multipliers, head_sizes, head_offsets, window, pending, lane, 
 def _gate(residual, key, value, norm_key, norm_query, norm_conv, gated, normalized, EPSILON: tl.constexpr,
           WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program is a stream of a row: gated by how well its key fits, and that normalised."""
+    begin_kernel()
     stream, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = tl.arange(0, BLOCK)
     mask = column < WIDTH
@@ -148,6 +150,7 @@ def _add(residual, gated, normalized, weight, past, pending, lane, accepted, out
          TILE: tl.constexpr, HISTORY_BLOCK: tl.constexpr, LANE_BLOCK: tl.constexpr,
          COMMIT: tl.constexpr):  # fmt: skip
     """A program is BLOCK channels of a lane and a tile of its rows."""
+    begin_kernel()
     HISTORY: tl.constexpr = (KERNEL - 1) * DILATION
     which, tile = tl.program_id(1).to(tl.int64), tl.program_id(2)
     first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
@@ -233,13 +236,13 @@ def add_ngram_memory(
     _gate[(streams, num_rows)](
         residual, key, value, weights.norm_key, weights.norm_query, weights.norm_conv, gated, normalized,
         EPSILON=weights.epsilon, WIDTH=width, BLOCK=block, num_warps=8 if block > 512 else 1,
-        enable_fp_fusion=False,
+        **step_launch(),
     )  # fmt: skip
     _add[(triton.cdiv(channels, BLOCK), lanes, max(triton.cdiv(num_rows, TILE), 1))](
         residual, gated, normalized, weights.conv, state.past, state.pending, lane, accepted, residual,
         num_rows, channels, KERNEL=weights.conv.shape[1], DILATION=weights.dilation, BLOCK=BLOCK,
         MAX_PENDING=MAX_PENDING, TILE=TILE, HISTORY_BLOCK=triton.next_power_of_2(state.past.shape[1]),
         LANE_BLOCK=lane_block(num_rows), COMMIT=commit, num_warps=4,
-        enable_fp_fusion=False,
+        **step_launch(),
     )  # fmt: skip
     return residual

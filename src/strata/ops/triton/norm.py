@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.quantize import quantize_blocks
 
 QUANTIZED = 128
@@ -17,6 +18,7 @@ def _rms_norm(x, y, strength, weight, total, out, codes, scales, EPSILON: tl.con
 
     With STREAMS the groups are streams, to all of which the same `y` is added, `strength` times.
     """
+    begin_kernel()
     row, group = tl.program_id(1).to(tl.int64), tl.program_id(0)
     start = (row * tl.num_programs(0) + group) * WIDTH
     column = tl.arange(0, BLOCK)
@@ -54,7 +56,7 @@ def _launch(x, y, strength, weight, epsilon, quantized):
     _rms_norm[(groups, rows)](
         x, y, strength, weight, total, out, codes, scales, EPSILON=epsilon, WIDTH=width, BLOCK=block,
         ADD=y is not None, STREAMS=strength is not None, QUANTIZE=quantized is not None,
-        num_warps=warps, enable_fp_fusion=False,
+        num_warps=warps, **step_launch(),
     )  # fmt: skip
     return total, out
 

@@ -6,6 +6,8 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+
 _COMPARED = tl.constexpr(32)  # entries that all others are compared with at once
 
 
@@ -48,6 +50,7 @@ def _place_kernel(
     ids, weights, addresses, slots, take, host_entry, num_host, host_experts, host_rows, host_weights,
     num_entries, SLOTS: tl.constexpr, E: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel()
     begin, end = tl.load(slots), tl.load(slots + 1)
     e = tl.arange(0, E)
     expert, missed = _is_missed(ids, addresses, begin, end, e, num_entries)
@@ -104,5 +107,5 @@ def place_misses(
     _place_kernel[(1,)](
         ids, weights, addresses, slots, take, share.host_entry, share.num_entries, share.experts,
         share.rows, share.weights, entries, SLOTS=ids.shape[1],
-        E=padded, num_warps=4 if padded == _COMPARED.value else 8, enable_fp_fusion=False,
+        E=padded, num_warps=4 if padded == _COMPARED.value else 8, **step_launch(),
     )  # fmt: skip

@@ -4,6 +4,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.planes import ACTIVATION_BLOCK
 
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
@@ -34,6 +35,7 @@ def quantize_blocks(x):
 
 @triton.jit
 def _quantize_kernel(x, codes, scales, num_in, num_blocks, BLOCKS: tl.constexpr):
+    begin_kernel()
     row = tl.program_id(1).to(tl.int64)
     block = tl.program_id(0) * BLOCKS + tl.arange(0, BLOCKS)
     k = block[:, None] * _BLOCK + tl.arange(0, _BLOCK)[None, :]
@@ -60,7 +62,5 @@ def quantize_activations(
     if rows:
         blocks = 2
         grid = (triton.cdiv(num_blocks, blocks), rows)
-        _quantize_kernel[grid](
-            x, *out, num_in, num_blocks, BLOCKS=blocks, num_warps=2, enable_fp_fusion=False
-        )
+        _quantize_kernel[grid](x, *out, num_in, num_blocks, BLOCKS=blocks, num_warps=2, **step_launch())
     return out

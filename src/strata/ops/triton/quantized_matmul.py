@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot
 from strata.ops.triton.planes import TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
@@ -69,6 +70,7 @@ def _matmul_kernel(
     planes, grid, codes, scales, out, num_rows, num_out,
     FORMAT: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel()
     # Programs of a tile are neighbours, so that its weights are in a cache for all but one.
     rows = tl.program_id(0) * R + tl.arange(0, R)
     tile = tl.program_id(1)
@@ -94,6 +96,7 @@ def _terms_kernel(
     FORMAT: tl.constexpr, MORE: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """A program is a part of a tile of a matrix, or behind its `tiles`, of one of format MORE."""
+    begin_kernel()
     row, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if tile < tiles:
         _terms_of((planes, grid, terms, padded), codes, scales, row, tile, part, FORMAT, K)
@@ -113,6 +116,7 @@ def _sum_kernel(
     terms, out, padded, num_out, more_terms, more_out, more_padded, more_num_out, blocks,
     TERMS: tl.constexpr, MORE_TERMS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    begin_kernel()
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     n = tl.arange(0, BLOCK)
     if block < blocks:
@@ -137,7 +141,7 @@ def multiply_shared_tiles(
     _sum_kernel[(sum(blocks), num_rows)](
         terms[0], outs[0], terms[0].shape[2], first.num_out, terms[-1], outs[-1], terms[-1].shape[2],
         more.num_out, blocks[0], TERMS=terms[0].shape[1],
-        MORE_TERMS=terms[1].shape[1] if len(terms) > 1 else 0, BLOCK=128, num_warps=1, enable_fp_fusion=False,
+        MORE_TERMS=terms[1].shape[1] if len(terms) > 1 else 0, BLOCK=128, num_warps=1, **step_launch(),
     )  # fmt: skip
 
 

@@ -8,6 +8,8 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+
 
 @triton.jit
 def _cos_sin(angle):
@@ -40,6 +42,7 @@ def _cos_sin(angle):
 
 @triton.jit
 def _angles_kernel(position, inv_freq, cos, sin, back, factor, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
+    begin_kernel()
     row, pair = tl.program_id(0), tl.arange(0, BLOCK)
     inside = pair < PAIRS
     at = tl.maximum(tl.load(position + row) - back, 0)
@@ -77,7 +80,7 @@ def angles(
         PAIRS=pairs,
         BLOCK=triton.next_power_of_2(pairs),
         num_warps=1,
-        enable_fp_fusion=False,
+        **step_launch(),
     )
 
 

@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 
 _COLUMNS = tl.constexpr(512)  # of the shared expert's gate that are multiplied at once
 
@@ -25,6 +26,7 @@ def _route(logits, lane, position, forced, num_forced, ids, weights, shared, cou
            x_stride, EXPERTS: tl.constexpr, USED: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
            NORMALIZE: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """A program is a row; with WIDTH there is a shared expert."""
+    begin_kernel()
     row = tl.program_id(0)
     logits += row * logits_stride
     expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
@@ -98,6 +100,6 @@ def route(
         logits, lane, position, forced, num_forced, ids, weights, shared, counts, x, gate, logits.stride(0),
         x.stride(0), EXPERTS=num_experts, USED=num_used, BLOCK=triton.next_power_of_2(num_experts),
         SLOTS=triton.next_power_of_2(num_used), NORMALIZE=normalize,
-        WIDTH=0 if shared is None else gate.shape[1], num_warps=1, enable_fp_fusion=False,
+        WIDTH=0 if shared is None else gate.shape[1], num_warps=1, **step_launch(),
     )  # fmt: skip
     return ids, weights, shared

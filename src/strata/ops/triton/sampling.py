@@ -16,6 +16,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.sampling_choice import choose_kernel
 from strata.ops.triton.sampling_tiles import adjust_kernel, collect_kernel, spread_kernel
 
@@ -128,10 +129,10 @@ def sample(
     """
     num_rows, vocab = logits.shape
     rows, tiles = (lane, position), triton.cdiv(vocab, TILE)
-    sizes = {"TILES": triton.next_power_of_2(tiles), "enable_fp_fusion": False}
+    sizes = {"TILES": triton.next_power_of_2(tiles), **step_launch()}
     grid, bins = (tiles, num_rows), {"TILE": TILE, "BINS": BINS, "num_warps": 8}
     adjust_kernel[grid](
-        logits, rows, tokens, is_answer, mask, lanes, scratch, vocab, tiles, **bins, enable_fp_fusion=False
+        logits, rows, tokens, is_answer, mask, lanes, scratch, vocab, tiles, **bins, **step_launch()
     )
     spread_kernel[grid](rows, lanes, scratch, vocab, tiles, **bins, **sizes)
     collect_kernel[grid](rows, lanes, scratch, vocab, tiles, **bins, **sizes)
@@ -143,6 +144,7 @@ def sample(
 @triton.jit
 def _count_kernel(rows, tokens, is_answer, accepted, num_rows, history, vocab, PROMPT: tl.constexpr):
     """Add one row's token to its lane's history, if the row stands."""
+    begin_kernel()
     row = tl.program_id(0)
     lane = tl.load(rows + row)
     if lane < 0:
@@ -173,5 +175,6 @@ def count_tokens(
     """
     num_rows, vocab = lane.shape[0], lanes.history.shape[1]
     _count_kernel[(num_rows,)](
-        lane, tokens, is_answer, accepted, num_rows, lanes.history, vocab, PROMPT=PROMPT, num_warps=1
-    )
+        lane, tokens, is_answer, accepted, num_rows, lanes.history, vocab, PROMPT=PROMPT, num_warps=1,
+        **step_launch(),
+    )  # fmt: skip

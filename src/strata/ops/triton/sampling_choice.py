@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel
 from strata.ops.triton.noise import gumbel, random_word
 from strata.ops.triton.sampling_tiles import draws
 
@@ -136,6 +137,7 @@ def choose_kernel(
     DRAWN: tl.constexpr,
 ):
     """The token of one row; -1 where the logits are none to choose by."""
+    begin_kernel()
     row = tl.program_id(0)
     if tl.load(rows[0] + row) < 0:
         return

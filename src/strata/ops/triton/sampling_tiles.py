@@ -3,6 +3,7 @@
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel
 from strata.ops.triton.noise import exp, gumbel, random_word, rough_gumbel
 
 GREEDY = tl.constexpr(1e-5)  # temperatures up to here, see engine/sampling.py
@@ -52,6 +53,7 @@ def adjust_kernel(
     BINS: tl.constexpr,
 ):
     """Bias and penalties of a tile, and its largest logit."""
+    begin_kernel()
     tile, row = tl.program_id(0), tl.program_id(1)
     lane = tl.load(rows[0] + row)
     if lane < 0:
@@ -123,6 +125,7 @@ def spread_kernel(
     rows, lanes, scratch, vocab, tiles, TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr
 ):
     """Of a tile: the largest sum with noise, roughly; or, with filters, how many logits each bin has."""
+    begin_kernel()
     tile, row = tl.program_id(0), tl.program_id(1)
     if tl.load(rows[0] + row) < 0:
         return
@@ -199,6 +202,7 @@ def collect_kernel(
     rows, lanes, scratch, vocab, tiles, TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr
 ):
     """Of a tile: the largest sum with noise, exactly, if it can win; or, with filters, what they can keep."""
+    begin_kernel()
     tile, row = tl.program_id(0), tl.program_id(1)
     if tl.load(rows[0] + row) < 0:
         return

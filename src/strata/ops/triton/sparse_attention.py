@@ -11,6 +11,7 @@ import torch
 import triton
 import triton.language as tl
 
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.kv import PagedKV, page_of
 from strata.ops.triton.rotary import load_head
 
@@ -57,6 +58,7 @@ def _index_kernel(
     KEEPS: tl.constexpr,
 ):
     """One index query of a row; or, last, its raw key and the block that it completes."""
+    begin_kernel()
     row, head, d = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.arange(0, DIM)
     lane = tl.load(rows[0] + row)
     if lane < 0:
@@ -177,7 +179,7 @@ def append_index(
         RING=RING,
         KEEPS=is_window,
         num_warps=1,
-        enable_fp_fusion=False,
+        **step_launch(),
     )
     if not is_window:
         # In a kernel of its own: the last rows may take slots that the first row's block is still made of.

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid, silu
+from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.float_matmul import WINDOW_ROWS, Workspace, float_matmul, workspace_size
 from strata.ops.triton.norm import rms_norm, write_rms_norm
 from strata.ops.triton.quantize import quantize_blocks
@@ -54,6 +55,7 @@ class QuantizedHyperConnection:
 
 @triton.jit
 def _write_streams(residual, output, inject, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
+    begin_kernel()
     row, stream = tl.program_id(1).to(tl.int64), tl.program_id(0)
     column = tl.arange(0, BLOCK)
     mask = column < WIDTH
@@ -76,7 +78,7 @@ def write_streams(residual: torch.Tensor, output: torch.Tensor, inject: torch.Te
     out = torch.empty_like(residual)
     block = triton.next_power_of_2(width)
     _write_streams[(streams, rows)](
-        residual, output, inject, out, WIDTH=width, BLOCK=block, num_warps=4, enable_fp_fusion=False
+        residual, output, inject, out, WIDTH=width, BLOCK=block, num_warps=4, **step_launch()
     )
     return out
 
@@ -86,6 +88,7 @@ def _mix_down(terms, logits, codes, scales, strengths, row_stride, term_stride, 
               first_logit, LOW: tl.constexpr, STREAMS: tl.constexpr, TERMS: tl.constexpr, SOME: tl.constexpr,
               AMONG: tl.constexpr):  # fmt: skip
     """A program is 128 columns of a row. With AMONG, the logits are among the columns."""
+    begin_kernel()
     block, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     column = block * 128 + tl.arange(0, 128)
     total = ordered_sum(terms, row * row_stride + column, term_stride, column < num_columns, TERMS, SOME)
@@ -131,7 +134,7 @@ def mix_down(
         terms, logits, codes, scales, strengths, count * columns, columns,
         0 if logits is None else logits.stride(0), columns, inject if among else 0, LOW=low_rank,
         STREAMS=streams, TERMS=count, SOME=min(32, triton.next_power_of_2(count)), AMONG=among, num_warps=1,
-        enable_fp_fusion=False,
+        **step_launch(),
     )  # fmt: skip
     return (codes, scales), strengths
 
@@ -140,6 +143,7 @@ def mix_down(
 def _read_streams(normalized, gate, out, codes, scales, WIDTH: tl.constexpr, STREAMS: tl.constexpr,
                   QUANTIZE: tl.constexpr):  # fmt: skip
     """A program is 128 channels of a row."""
+    begin_kernel()
     row, block = tl.program_id(1).to(tl.int64), tl.program_id(0)
     column = block * 128 + tl.arange(0, 128)[None, :]
     mask = column < WIDTH
@@ -177,7 +181,7 @@ def read_streams(
     codes, scales = quantized or (out, out)
     _read_streams[(triton.cdiv(width, 128), rows)](
         normalized, gate, out, codes, scales, WIDTH=width, STREAMS=streams,
-        QUANTIZE=quantized is not None, num_warps=1, enable_fp_fusion=False,
+        QUANTIZE=quantized is not None, num_warps=1, **step_launch(),
     )  # fmt: skip
     return out
 

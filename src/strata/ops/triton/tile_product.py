@@ -23,6 +23,7 @@ from strata.ops.triton.decode import (
     plain_subs,
     plain_words,
 )
+from strata.ops.triton.dependent_launch import step_launch
 from strata.ops.triton.intrinsics import INTERPRETED, dot4
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact
 
@@ -35,7 +36,7 @@ def one_warp() -> dict[str, object]:
     NVIDIA's assembler would move loads behind arithmetic, to fit as many warps as a multiprocessor takes, and
     then wait for each of them: a limit on registers that is never met keeps loads together.
     """
-    options = {"num_warps": 1, "enable_fp_fusion": False}
+    options = {"num_warps": 1, **step_launch()}
     if INTERPRETED or triton.runtime.driver.active.get_current_target().backend != "cuda":
         return options
     return options | {"maxnreg": 168}

@@ -115,6 +115,8 @@ def _read(name: str, paths: tuple[str, ...], target: Target) -> Compiled:
         assembly = read_amdgcn(files[".amdgcn"].read_text(), target, shared, num_warps)
     else:
         ptx = files[".ptx"].read_text()
+        if metadata["launch_pdl"] and "griddepcontrol.wait" not in ptx:
+            raise RuntimeError(f"{name} is launched as a dependent kernel, but does not call begin_kernel")
         assembly = read_ptx(ptx, _resources(files[".cubin"]), target, shared, num_warps)
     return Compiled(name, num_warps, code, assembly)
 
