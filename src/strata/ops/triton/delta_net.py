@@ -14,7 +14,7 @@ import triton.language as tl
 from strata.ops.gated_delta_net import L2_EPSILON
 from strata.ops.triton.arithmetic import sigmoid, silu, softplus
 from strata.ops.triton.convolution import TILE, advance, convolve_rows
-from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 from strata.ops.triton.quantize import quantize_blocks
 
@@ -95,8 +95,15 @@ def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_ga
               LANE_BLOCK: tl.constexpr, HEADS_BLOCK: tl.constexpr, COLUMNS: tl.constexpr,
               HISTORY_BLOCK: tl.constexpr, COMMIT: tl.constexpr):  # fmt: skip
     """A program is a head of queries, keys or values, or all gates; a lane; and a tile of its rows."""
-    begin_kernel()
+    launch_dependents()
     head, which, tile = tl.program_id(0), tl.program_id(1).to(tl.int64), tl.program_id(2)
+    # Each program a part of all: not quite what it reads itself, where keys and values differ in length.
+    PARTS: tl.constexpr = 2 * KEY_HEADS + HEADS
+    LENGTH: tl.constexpr = (2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM) // PARTS
+    part = tl.minimum(head, PARTS - 1)
+    prefetch(weight + part * (LENGTH * KERNEL), LENGTH * KERNEL)
+    prefetch(past + (which * PARTS + part) * (LENGTH * (KERNEL - 1)), LENGTH * (KERNEL - 1))
+    wait_for_earlier()
     first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
     taken = tl.load(accepted + which)
     begin = tile * TILE
@@ -186,9 +193,12 @@ def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, 
     Triton spreads lanes over the last dimension and then over the first: a lane has a value, and shares its
     keys with three others. Queries and keys are loaded in that shape too, the same for all values.
     """
-    begin_kernel()
+    launch_dependents()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
     part, head, which = tl.program_id(0), tl.program_id(1), tl.program_id(2).to(tl.int64)
+    if tl.num_programs(2) == 1:  # else most lanes may have no rows
+        prefetch(memory + (head * (VALUE_DIM // VALUES) + part) * (KEY_DIM * VALUES), KEY_DIM * VALUES)
+    wait_for_earlier()
     first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
     taken = tl.load(accepted + which)
     if count + taken > 0:
@@ -232,7 +242,9 @@ def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, 
 def _gated_norm(x, z, norm, out, codes, scales, z_stride, EPSILON: tl.constexpr, HEADS: tl.constexpr,
                 VALUE_DIM: tl.constexpr, SIGMOID: tl.constexpr, QUANTIZE: tl.constexpr):  # fmt: skip
     """A program is a head of a row: normalised, gated, and quantised where its length is a block's."""
-    begin_kernel()
+    launch_dependents()
+    prefetch(norm, VALUE_DIM)
+    wait_for_earlier()
     row, head = tl.program_id(1).to(tl.int64), tl.program_id(0)
     value = tl.arange(0, VALUE_DIM)
     cells = (row * HEADS + head) * VALUE_DIM + value

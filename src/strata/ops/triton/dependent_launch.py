@@ -7,11 +7,12 @@ kernel once every program of the one before has called `griddepcontrol.launch_de
 C++ Programming Guide, "Programmatic Dependent Launch and Synchronization"). A captured stream makes such
 launches programmatic edges of its graph.
 
-Every kernel that is launched with `step_launch` begins with `begin_kernel`. **Each of its programs waits, on
-every path, before it reads what the step has written and before it writes.** What is waited for is the kernel
-just before; that those before it are done too follows from its having waited itself. A kernel that ended
-without would let its successors overtake its predecessors. Launches without the option, torch's and copies
-are safe anywhere: they begin when all before them is done.
+Every kernel that is launched with `step_launch` begins with `begin_kernel`, or with its two halves and a
+`prefetch` between them. **Each of its programs waits, on every path, before it reads what the step has
+written and before it writes.** What is waited for is the kernel just before; that those before it are done
+too follows from its having waited itself. A kernel that ended without would let its successors overtake its
+predecessors. Launches without the option, torch's and copies are safe anywhere: they begin when all before
+them is done.
 """
 
 import triton
@@ -22,6 +23,7 @@ from triton.runtime.driver import driver
 from strata.ops.triton.intrinsics import INTERPRETED
 
 _FIRST = 90  # compute capability, times 10
+_LINE = tl.constexpr(64)  # bytes that L2 loads at once, at least
 
 
 def step_launch() -> dict[str, bool]:
@@ -56,6 +58,20 @@ def _wait(_semantic=None):
     gdc_wait(_semantic=_semantic)
 
 
+@core.extern
+def _prefetch(addresses, _semantic=None):
+    core.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; // $0", "=r,l", [addresses], dtype=core.int32, is_pure=False, pack=1,
+        _semantic=_semantic,
+    )  # fmt: skip
+
+
+@triton.constexpr_function
+def _lines(length: int, step: int) -> int:
+    """A power of two, at least the lines of `length` elements."""
+    return triton.next_power_of_2(-(-length // step))
+
+
 @triton.jit
 def launch_dependents():
     """Let the next kernel be launched once all programs are here."""
@@ -79,3 +95,24 @@ def begin_kernel():
     """Let the next kernel be launched, and wait until all earlier ones are done."""
     launch_dependents()
     wait_for_earlier()
+
+
+@triton.jit
+def prefetch(start, LENGTH: tl.constexpr):
+    """Have L2 load what this kernel will read, before it waits: `LENGTH` elements from each of `start` on.
+
+    Nothing there gets out of date by that, for it is L2 that all programs write to. Kernels that do not wait
+    are left as they are.
+
+    Args:
+        start: a pointer, or pointers `[n]`; all elements exist.
+    """
+    if not INTERPRETED:
+        DEPENDENT: tl.constexpr = _is_dependent()
+        if DEPENDENT:
+            STEP: tl.constexpr = _LINE * 8 // start.dtype.element_ty.primitive_bitwidth
+            at = tl.minimum(tl.arange(0, _lines(LENGTH, STEP)) * STEP, LENGTH - 1)
+            if len(start.shape) == 1:
+                _prefetch((start[:, None] + at[None, :]).to(tl.int64))
+            else:
+                _prefetch((start + at).to(tl.int64))

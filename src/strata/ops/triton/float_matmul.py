@@ -23,7 +23,7 @@ from strata.ops.triton.arithmetic import (
     unstack,
 )
 from strata.ops.triton.capability import load_stages, warps
-from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
@@ -75,6 +75,14 @@ def last_of_tile(arrived, count):
 
 
 @triton.jit
+def prefetch_slice(w, columns, num_columns, index, K: tl.constexpr, SLICE: tl.constexpr):
+    """`prefetch` slice `index` of the columns of `w` `[num_columns, K]` that exist."""
+    LENGTH: tl.constexpr = min(SLICE, K)
+    rows = w + tl.minimum(columns, num_columns - 1).to(tl.int64) * K
+    prefetch(rows + tl.minimum(index * SLICE, K - LENGTH), LENGTH)
+
+
+@triton.jit
 def add_products(x, w, high, middle, low, STACKED: tl.constexpr):
     """Add `x @ w.T` of a window's rows to the sums of the activations' parts; with STACKED one has all three.
 
@@ -117,10 +125,12 @@ def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_strid
             STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
     """A program is a tile of columns and a slice; `num_rows` is at most USED, with STACKED at most 4."""
-    begin_kernel()
+    launch_dependents()
     SLICES: tl.constexpr = (K + SLICE - 1) // SLICE
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
     index, row = tl.program_id(1), tl.arange(0, 16)[:, None] % (4 if STACKED else 16)
+    prefetch_slice(w, columns, num_columns, index, K, SLICE)
+    wait_for_earlier()
     w_rows = w + columns.to(tl.int64)[:, None] * K
     high = tl.zeros([16, COLUMNS], tl.float32)
     middle, low = high, high

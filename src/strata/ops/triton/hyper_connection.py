@@ -24,7 +24,7 @@ from strata.ops.triton.arithmetic import (
     unstack,
 )
 from strata.ops.triton.capability import warps
-from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 from strata.ops.triton.float_matmul import (
     SLICE,
     STACKED_ROWS,
@@ -37,6 +37,7 @@ from strata.ops.triton.float_matmul import (
     last_of_tile,
     load_parts,
     multiply_parts,
+    prefetch_slice,
     store_slice,
     window_options,
     workspace_size,
@@ -119,9 +120,14 @@ def _mix(residual, output, inject, norm, down, written, scales, out, sums, squar
 
     Of the streams' products `out` float32 `[streams, rows, columns]` is not scaled yet: the scales come last.
     """
-    begin_kernel()
+    launch_dependents()
     SLICES: tl.constexpr = WIDTH // SLICE
     tile, index = tl.program_id(0), tl.program_id(1)
+    prefetch_slice(
+        down, tile * COLUMNS + tl.arange(0, COLUMNS), num_columns, index, STREAMS * WIDTH, SLICE
+    )  # fmt: skip
+    prefetch(norm + index * SLICE, SLICE)
+    wait_for_earlier()
     if tile == tl.num_programs(0) - 1:
         _write_slice(residual, output, inject, written, squares, num_rows, index, WIDTH, STREAMS, SLICE,
                      WRITE)  # fmt: skip
@@ -212,7 +218,7 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
     With 4 ROWS their parts are rows of one tile, see `stack_parts`. The first of a row's programs says how
     strongly the block's output is to be added.
     """
-    begin_kernel()
+    launch_dependents()
     COLUMNS: tl.constexpr = CHANNELS * STREAMS
     channels = tl.program_id(0) * CHANNELS + tl.arange(0, CHANNELS)
     rows = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -220,6 +226,10 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
     column = tl.arange(0, COLUMNS)
     stream = column % STREAMS
     gate_row = stream * WIDTH + tl.program_id(0) * CHANNELS + column // STREAMS
+    if parts is None:
+        prefetch(weight + gate_row * LOW, LOW)
+        prefetch(norm + tl.arange(0, STREAMS) * WIDTH + tl.program_id(0) * CHANNELS, CHANNELS)
+    wait_for_earlier()
     value = tl.load(residual + wide_rows * (STREAMS * WIDTH) + gate_row[None, :], is_row, other=0.0)
     value = value * tl.load(scales + rows[:, None] * STREAMS + stream[None, :], is_row, other=0.0)
     value = value * tl.load(norm + gate_row)[None, :]

@@ -9,7 +9,12 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
-from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.dependent_launch import (
+    begin_kernel,
+    launch_dependents,
+    step_launch,
+    wait_for_earlier,
+)
 from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot
 from strata.ops.triton.planes import TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
@@ -19,6 +24,7 @@ from strata.ops.triton.tile_product import (
     num_terms,
     one_warp,
     ordered_sum,
+    prefetch_part,
     rows_of_tile,
     spans_of_part,
     store_terms,
@@ -96,8 +102,13 @@ def _terms_kernel(
     FORMAT: tl.constexpr, MORE: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
     """A program is a part of a tile of a matrix, or behind its `tiles`, of one of format MORE."""
-    begin_kernel()
+    launch_dependents()
     row, tile, part = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if tile < tiles:
+        prefetch_part(planes, tile, part, FORMAT, K)
+    elif FORMAT != MORE:
+        prefetch_part(more_planes, tile - tiles, part, MORE, K)
+    wait_for_earlier()
     if tile < tiles:
         _terms_of((planes, grid, terms, padded), codes, scales, row, tile, part, FORMAT, K)
     elif FORMAT != MORE:

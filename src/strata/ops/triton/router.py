@@ -5,7 +5,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid
-from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 
 _COLUMNS = tl.constexpr(512)  # of the shared expert's gate that are multiplied at once
 
@@ -26,7 +26,10 @@ def _route(logits, lane, position, forced, num_forced, ids, weights, shared, cou
            x_stride, EXPERTS: tl.constexpr, USED: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
            NORMALIZE: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
     """A program is a row; with WIDTH there is a shared expert."""
-    begin_kernel()
+    launch_dependents()
+    if WIDTH:
+        prefetch(gate, WIDTH)
+    wait_for_earlier()
     row = tl.program_id(0)
     logits += row * logits_stride
     expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)

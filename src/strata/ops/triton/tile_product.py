@@ -23,9 +23,9 @@ from strata.ops.triton.decode import (
     plain_subs,
     plain_words,
 )
-from strata.ops.triton.dependent_launch import step_launch
+from strata.ops.triton.dependent_launch import prefetch, step_launch
 from strata.ops.triton.intrinsics import INTERPRETED, dot4
-from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact
+from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
 
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
 
@@ -198,6 +198,15 @@ def spans_of_part(format: str, num_in: int) -> int:
 def num_parts(format: str, num_in: int) -> int:
     """Warps that share a tile."""
     return num_in // QUANT_PLANES[format].span // spans_of_part(format, num_in)
+
+
+@triton.jit
+def prefetch_part(planes, tile, part, FORMAT: tl.constexpr, K: tl.constexpr):
+    """`prefetch` a part's share of the bytes of a tile, whose parts are all computed at once."""
+    BYTES: tl.constexpr = tile_bytes(FORMAT, K)
+    PARTS: tl.constexpr = K // fact(FORMAT, "span") // spans_of_part(FORMAT, K)
+    SHARE: tl.constexpr = (BYTES + PARTS - 1) // PARTS
+    prefetch(planes + tile.to(tl.int64) * BYTES + tl.minimum(part * SHARE, BYTES - SHARE), SHARE)
 
 
 @triton.jit
