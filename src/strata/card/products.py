@@ -90,14 +90,12 @@ class Product:
         return results
 
     def _multiply(self, rows: Activations) -> list[torch.Tensor]:
-        """The product of each stack."""
-        quantized = [stack.matrix for stack in self._stacks if isinstance(stack.matrix, PlaneMatrix)]
-        outs = iter(())
-        if quantized:
-            outs = iter(quantized_matmuls(quantized, *rows.quantized, self._workspace.unpacked))
-        return [
-            float_matmul(rows.x, stack.matrix, self._workspace)
-            if isinstance(stack.matrix, torch.Tensor)
-            else next(outs)
-            for stack in self._stacks
-        ]
+        """The product of each stack: of floats first, so that others begin to be loaded beside them."""
+        matrices = dict(enumerate(stack.matrix for stack in self._stacks))
+        floats = {i: matrix for i, matrix in matrices.items() if isinstance(matrix, torch.Tensor)}
+        planes = {i: matrix for i, matrix in matrices.items() if isinstance(matrix, PlaneMatrix)}
+        outs = {i: float_matmul(rows.x, matrix, self._workspace) for i, matrix in floats.items()}
+        if planes:
+            products = quantized_matmuls(list(planes.values()), *rows.quantized, self._workspace.unpacked)
+            outs |= zip(planes, products, strict=True)
+        return [outs[i] for i in matrices]
