@@ -12,6 +12,7 @@ first, once for all columns, and its programs go through all slices.
 import torch
 import triton
 import triton.language as tl
+from triton.runtime.driver import driver
 
 from strata.ops.triton.arithmetic import (
     add_parts,
@@ -24,6 +25,7 @@ from strata.ops.triton.arithmetic import (
 )
 from strata.ops.triton.capability import load_stages, warps
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
+from strata.ops.triton.intrinsics import INTERPRETED
 
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
@@ -87,10 +89,13 @@ def add_products(x, w, high, middle, low, STACKED: tl.constexpr):
     """Add `x @ w.T` of a window's rows to the sums of the activations' parts; with STACKED one has all three.
 
     Args:
-        x: float32 `[16, k]`; with STACKED row `4 * p + r` is row r for every p.
+        x: float32 `[16, k]`, with STACKED `[4, k]`.
         w: `[columns, k]`.
+        high, middle, low: float32 `[16, columns]`.
     """
     if STACKED:
+        K: tl.constexpr = x.shape[1]
+        x = tl.reshape(tl.broadcast_to(x[None], [4, 4, K]), [16, K])
         high = dot_part(stack_parts(x, tl.arange(0, 16)[:, None] // 4), w, high)
     else:
         x_high, x_middle, x_low = split_bfloat16(x)
@@ -128,7 +133,7 @@ def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_strid
     launch_dependents()
     SLICES: tl.constexpr = (K + SLICE - 1) // SLICE
     columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    index, row = tl.program_id(1), tl.arange(0, 16)[:, None] % (4 if STACKED else 16)
+    index, row = tl.program_id(1), tl.arange(0, 4 if STACKED else 16)[:, None]
     prefetch_slice(w, columns, num_columns, index, K, SLICE)
     wait_for_earlier()
     w_rows = w + columns.to(tl.int64)[:, None] * K
@@ -212,6 +217,16 @@ def dot_block(weight: torch.Tensor, most: int) -> int:
     return most if weight.dtype == torch.bfloat16 and has_matrix_units() else min(most, 32)
 
 
+def window_block(weight: torch.Tensor) -> int:
+    """Elements of K that a window of up to 4 rows multiplies at once.
+
+    Of two stages only one is loaded before the first product, so a slice should be one; registers of a Radeon
+    hold half of it.
+    """
+    on_nvidia = not INTERPRETED and driver.active.get_current_target().backend == "cuda"
+    return dot_block(weight, SLICE if on_nvidia else SLICE // 2)
+
+
 def workspace_size(num_columns: int, num_in: int, slice_length: int = SLICE) -> tuple[int, int]:
     """Sums and tiles of a `Workspace` for windows and a matrix `[num_columns, num_in]`."""
     slices = triton.cdiv(num_in, slice_length)
@@ -226,7 +241,7 @@ def window_options(weight: torch.Tensor, slice_length: int, num_rows: int) -> di
         "USED": triton.next_power_of_2(num_rows),
         "COLUMNS": WINDOW_COLUMNS,
         "SLICE": slice_length,
-        "BLOCK": min(dot_block(weight, 128 if stacked else 64), slice_length),
+        "BLOCK": min(window_block(weight) if stacked else dot_block(weight, 64), slice_length),
         "num_warps": 4,
         "num_stages": 2,
         **step_launch(),

@@ -13,14 +13,12 @@ import triton.language as tl
 
 from strata.ops.triton.arithmetic import (
     add_parts,
-    dot_part,
     dot_parts,
     has_matrix_units,
     pairwise_sum,
     sigmoid,
     silu,
     split_bfloat16,
-    stack_parts,
     unstack,
 )
 from strata.ops.triton.capability import warps
@@ -39,6 +37,7 @@ from strata.ops.triton.float_matmul import (
     multiply_parts,
     prefetch_slice,
     store_slice,
+    window_block,
     window_options,
     workspace_size,
 )
@@ -140,7 +139,7 @@ def _mix(residual, output, inject, norm, down, written, scales, out, sums, squar
             tl.store(scales + row * STREAMS + stream, tl.rsqrt(total / WIDTH + EPSILON), row < num_rows)
     else:
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
-        row = tl.arange(0, 16)[:, None] % (4 if STACKED else 16)
+        row = tl.arange(0, 4 if STACKED else 16)[:, None]
         w_rows = down + columns.to(tl.int64)[:, None] * (STREAMS * WIDTH)
         high = tl.zeros([16, COLUMNS], tl.float32)
         middle, low = high, high
@@ -252,13 +251,7 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
             w = tl.load(w_rows + (start + k), start + k < LOW, other=0.0)
             mask = is_row & (start + k < LOW)
             a = _scaled(product, scales, rows[:, None], start + k, mask, num_rows, product_stride, STREAMS)
-            a = silu(a / STREAMS)
-            if ROWS == 4:
-                a = tl.reshape(tl.broadcast_to(a[None], [4, 4, BLOCK]), [16, BLOCK])
-                high = dot_part(stack_parts(a, tl.arange(0, TILE)[:, None] // ROWS), w, high)
-            else:
-                a_high, a_middle, a_low = split_bfloat16(a)
-                high, middle, lowest = dot_parts(a_high, a_middle, a_low, w, high, middle, lowest)
+            high, middle, lowest = add_products(silu(a / STREAMS), w, high, middle, lowest, ROWS == 4)
     gate = unstack(high, COLUMNS) if ROWS == 4 else add_parts(high, middle, lowest)
     gated = sigmoid(gate) * value
     # streams lie innermost, so neighbours are added, whatever the layout
@@ -315,9 +308,11 @@ def read(
     strengths, scales = residual.new_empty(num_rows, streams), residual.new_empty(num_rows, streams)
     multiply = _multiply_window if window else _multiply_prompt
     product = multiply(residual, output, inject, written, scales, weights, workspace)
-    rows, channels, block = 32 if has_matrix_units() else 16, 16, 64
+    rows, channels, block = 32 if has_matrix_units() else 16, 16, dot_block(weights.up, 64)
     if window:
-        rows, channels, block = (4, 16, 128) if num_rows <= STACKED_ROWS else (16, 16, 64)
+        rows = 16
+    if num_rows <= STACKED_ROWS:
+        rows, block = 4, window_block(weights.up)
     x = residual.new_empty(num_rows, width)
     codes, code_scales = quantized or (x, x)
     arrived, parts = workspace.arrived, None
@@ -332,9 +327,8 @@ def read(
     _up[(width // channels, triton.cdiv(num_rows, rows))](
         written, scales, weights.norm, product, parts, weights.up, x, strengths, codes, code_scales, arrived,
         num_rows, product.stride(-2), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
-        CHANNELS=channels, BLOCK=dot_block(weights.up, block),
-        INJECT=weights.down.shape[0] > weights.low_rank, QUANTIZE=quantized is not None,
-        num_warps=4 if window else warps(256), num_stages=2, **step_launch(),
+        CHANNELS=channels, BLOCK=block, INJECT=weights.down.shape[0] > weights.low_rank,
+        QUANTIZE=quantized is not None, num_warps=4 if window else warps(256), num_stages=2, **step_launch(),
     )  # fmt: skip
     return written, x, strengths
 
