@@ -57,26 +57,48 @@ def less(word, OFFSET: tl.constexpr):
 
 
 @triton.jit
+def stored_scales(tile, span, row, FORMAT: tl.constexpr, K: tl.constexpr, PLANE: tl.constexpr):
+    """Float scales or float minima (`PLANE`) at a span as they are stored: float16 or uint8."""
+    at = span * fact(FORMAT, "span") // fact(FORMAT, "scale_block") * _ROWS + row
+    TYPE: tl.constexpr = tl.float16 if fact(FORMAT, "scale") == "f16" else tl.uint8
+    return tl.load(_plane(tile, plane_offset(FORMAT, K, PLANE), TYPE) + at)
+
+
+@triton.jit
+def decode_scales(stored, FORMAT: tl.constexpr):
+    """Stored scales as float32."""
+    KIND: tl.constexpr = fact(FORMAT, "scale")
+    if KIND == "f16":
+        value = stored.to(tl.float32) * fact(FORMAT, "scale_factor")
+    elif KIND == "e8m0":  # 2 ** (byte - 128), subnormal for 0 and 1
+        byte = stored.to(tl.int32)
+        bits = tl.where(byte < 2, 0x00200000 << byte, (byte - 1) << 23)
+        value = bits.to(tl.float32, bitcast=True)
+    else:  # E4M3 without its sign, halved; ggml reads 0x7F as 0
+        byte = stored.to(tl.int32)
+        exponent = (byte >> 3) & 15
+        normal = ((exponent + 119) << 23 | (byte & 7) << 20).to(tl.float32, bitcast=True)
+        value = tl.where(exponent == 0, (byte & 7).to(tl.float32) * 0.0009765625, normal)
+        value = tl.where(byte == 0x7F, 0.0, value)
+    return value
+
+
+@triton.jit
 def float_scales(tile, span, row, FORMAT: tl.constexpr, K: tl.constexpr, PLANE: tl.constexpr):
     """Float scales or float minima (`PLANE`) at a span, as float32."""
-    SPAN: tl.constexpr = fact(FORMAT, "span")
-    BLOCK: tl.constexpr = fact(FORMAT, "scale_block")
-    KIND: tl.constexpr = fact(FORMAT, "scale")
-    FACTOR: tl.constexpr = fact(FORMAT, "scale_factor")
-    at = span * SPAN // BLOCK * _ROWS + row
-    OFFSET: tl.constexpr = plane_offset(FORMAT, K, PLANE)
-    if KIND == "f16":
-        stored = tl.load(_plane(tile, OFFSET, tl.float16) + at)
-        return stored.to(tl.float32) * FACTOR
-    byte = tl.load((tile + OFFSET) + at).to(tl.int32)
-    if KIND == "e8m0":  # 2 ** (byte - 128), subnormal for 0 and 1
-        bits = tl.where(byte < 2, 0x00200000 << byte, (byte - 1) << 23)
-        return bits.to(tl.float32, bitcast=True)
-    # E4M3 without its sign, halved; ggml reads 0x7F as 0
-    exponent = (byte >> 3) & 15
-    normal = ((exponent + 119) << 23 | (byte & 7) << 20).to(tl.float32, bitcast=True)
-    value = tl.where(exponent == 0, (byte & 7).to(tl.float32) * 0.0009765625, normal)
-    return tl.where(byte == 0x7F, 0.0, value)
+    return decode_scales(stored_scales(tile, span, row, FORMAT, K, PLANE), FORMAT)
+
+
+@triton.jit
+def low_words(tile, word, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Words of the plane of low codes."""
+    return tl.load(_plane(tile, plane_offset(FORMAT, K, "low"), tl.int32) + (word * _ROWS + row))
+
+
+@triton.jit
+def high_words(tile, at, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Words of the plane of high codes, or of signs."""
+    return tl.load(_plane(tile, plane_offset(FORMAT, K, "high"), tl.int32) + (at * _ROWS + row))
 
 
 @triton.jit
@@ -84,13 +106,11 @@ def plain_words(tile, word, row, FORMAT: tl.constexpr, K: tl.constexpr):
     """Words of the plane of low codes, and what the plane of high codes has for them, shifted down."""
     LOW: tl.constexpr = fact(FORMAT, "low")
     HIGH: tl.constexpr = fact(FORMAT, "high")
-    low = tl.load(_plane(tile, plane_offset(FORMAT, K, "low"), tl.int32) + (word * _ROWS + row))
+    low = low_words(tile, word, row, FORMAT, K)
     high = low
     if HIGH:
         SHARE: tl.constexpr = LOW // HIGH  # low words for which there is one high word
-        at = word // SHARE * _ROWS + row
-        high = tl.load(_plane(tile, plane_offset(FORMAT, K, "high"), tl.int32) + at)
-        high = high >> (word % SHARE * (8 // LOW * HIGH))
+        high = high_words(tile, word // SHARE, row, FORMAT, K) >> (word % SHARE * (8 // LOW * HIGH))
     return low, high
 
 
@@ -129,54 +149,74 @@ def plain_subs(tile, sub_block, row, FORMAT: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def grid_upper(tile, step, place, row, FORMAT: tl.constexpr, K: tl.constexpr):
-    """Bits of codebook indices above their byte, and IQ1's 16 bits of extras."""
+def grid_extras(tile, step, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """What a step of 32 weights has beside its indices, int32: bits above their bytes, IQ1's 16 of extras."""
     EXTRA: tl.constexpr = fact(FORMAT, "extra")
     OFFSET: tl.constexpr = plane_offset(FORMAT, K, "extra")
     extra = (step + row) * 0
-    upper = extra
     if EXTRA == 4:
         byte = tl.load((tile + OFFSET) + (step // 2 * _ROWS + row)).to(tl.int32)
-        upper = (byte >> (step % 2 * 4 + place)) & 1
+        extra = byte >> (step % 2 * 4)
     elif EXTRA == 8:
-        byte = tl.load((tile + OFFSET) + (step * _ROWS + row)).to(tl.int32)
-        upper = (byte >> place) & 1
-        if fact(FORMAT, "index_weights") == 8:
-            upper = (byte >> (place * 2)) & 3
+        extra = tl.load((tile + OFFSET) + (step * _ROWS + row)).to(tl.int32)
     elif EXTRA == 16:
-        pointer = _plane(tile, OFFSET, tl.uint16)
-        extra = tl.load(pointer + (step * _ROWS + row)).to(tl.int32)
-        upper = (extra >> (place * 4)) & 15
-        if FORMAT == "IQ1_S":
-            upper = ((extra >> (place * 3)) & 7) | ((extra >> 12) & 8)
-    return upper << 8, extra
+        extra = tl.load(_plane(tile, OFFSET, tl.uint16) + (step * _ROWS + row)).to(tl.int32)
+    return extra
 
 
 @triton.jit
-def grid_words(tile, grid, step, place, row, FORMAT: tl.constexpr, K: tl.constexpr):
-    """The 4 or 8 weights that index `place` of a step of 32 weights names.
+def grid_signs(tile, step, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
+    """The word of signs of a step, of formats that have them."""
+    signs = extra
+    if fact(FORMAT, "extra") != 16:
+        signs = high_words(tile, step, row, FORMAT, K)
+    return signs
+
+
+@triton.jit
+def grid_entry(
+    tile, grid, step, place, row, extra, signs, FORMAT: tl.constexpr, K: tl.constexpr
+):
+    """The 4 or 8 weights that index `place` of a step names.
 
     Returns:
         int32 words of the first and the last four weights (IQ3: the same), in bytes, IQ1's as half of
-        weight + 9; and the extra bits, for `grid_subs`.
+        weight + 9.
     """
     WEIGHTS: tl.constexpr = fact(FORMAT, "index_weights")
+    EXTRA: tl.constexpr = fact(FORMAT, "extra")
     index = step * (32 // WEIGHTS) + place
-    byte = tl.load((tile + plane_offset(FORMAT, K, "low")) + (index * _ROWS + row))
-    upper, extra = grid_upper(tile, step, place, row, FORMAT, K)
-    entry = byte.to(tl.int32) | upper
-    if fact(FORMAT, "extra") == 16:
+    entry = tl.load((tile + plane_offset(FORMAT, K, "low")) + (index * _ROWS + row)).to(tl.int32)
+    if EXTRA == 16:
+        if FORMAT == "IQ1_S":
+            upper = ((extra >> (place * 3)) & 7) | ((extra >> 12) & 8)
+        else:
+            upper = (extra >> (place * 4)) & 15
+        entry |= upper << 8
+    elif EXTRA == 8 and WEIGHTS == 8:
+        entry |= ((extra >> (place * 2)) & 3) << 8
+    elif EXTRA:
+        entry |= ((extra >> place) & 1) << 8
+    if EXTRA == 16:
         nibbles = tl.load(grid + entry)
         first = nibbles & 0x0F0F0F0F
         last = (nibbles >> 4) & 0x0F0F0F0F
     else:
         WORDS: tl.constexpr = WEIGHTS // 4
-        signs = tl.load(_plane(tile, plane_offset(FORMAT, K, "high"), tl.int32) + (step * _ROWS + row))
         signs = signs >> (place * WORDS)
         first = _negate(tl.load(grid + entry * WORDS), signs & ONES)
         last = first
         if WORDS == 2:
             last = _negate(tl.load(grid + (entry * WORDS + 1)), (signs >> 1) & ONES)
+    return first, last
+
+
+@triton.jit
+def grid_words(tile, grid, step, place, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """`grid_entry` of one index, and the extra bits, for `grid_subs`."""
+    extra = grid_extras(tile, step, row, FORMAT, K)
+    signs = grid_signs(tile, step, row, extra, FORMAT, K)
+    first, last = grid_entry(tile, grid, step, place, row, extra, signs, FORMAT, K)
     return first, last, extra
 
 

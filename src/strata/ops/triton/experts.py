@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.activation import swiglu
+from strata.ops.triton.capability import warps
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.expert_groups import group_entries
 from strata.ops.triton.expert_records import Between, ExpertBuffers, ExpertShape, SharedExpert
@@ -17,6 +18,7 @@ from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_byt
 from strata.ops.triton.quantize import quantize_blocks
 from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook
 from strata.ops.triton.tile_product import (
+    SUMS,
     num_parts,
     num_terms,
     one_warp,
@@ -162,21 +164,22 @@ def _product_of(y, at, stride, mask, TERMS: tl.constexpr):
 
 @triton.jit
 def _swiglu_block(
-    y, factors, expert, codes, scales, entry, block,
+    y, factors, expert, is_here, codes, scales, entry, block,
     FF: tl.constexpr, TERMS: tl.constexpr, GATE_TERMS: tl.constexpr, UP_TERMS: tl.constexpr,
 ):  # fmt: skip
+    """SwiGLU of a block of an entry, quantised and stored if `is_here`; what is read need not wait for that."""
     k = block * _BLOCK + tl.arange(0, _BLOCK)
     at = entry * (TERMS * 2 * FF) + k
     gate = _product_of(y, at, 2 * FF, k < FF, GATE_TERMS)
     up = _product_of(y, at + FF, 2 * FF, k < FF, UP_TERMS)
     if factors is not None:
-        gate *= tl.load(factors + 3 * expert)
-        up *= tl.load(factors + 3 * expert + 1)
+        gate *= tl.load(factors + 3 * expert, mask=is_here, other=0.0)
+        up *= tl.load(factors + 3 * expert + 1, mask=is_here, other=0.0)
     code, scale = quantize_blocks(swiglu(gate, up))
-    tl.store(codes + entry * FF + k, code, mask=k < FF)
+    tl.store(codes + entry * FF + k, code, mask=k < tl.where(is_here, FF, 0))
     BLOCKS: tl.constexpr = (FF + _BLOCK - 1) // _BLOCK
     where = block + tl.arange(0, 1)
-    tl.store(scales + entry * BLOCKS + where, scale, mask=where < BLOCKS)
+    tl.store(scales + entry * BLOCKS + where, scale, mask=where < tl.where(is_here, BLOCKS, 0))
 
 
 @triton.jit
@@ -188,16 +191,17 @@ def _swiglu_kernel(
     """A program is a block of an entry, or behind those, of a row of the shared expert."""
     begin_kernel()
     entry, block = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    if entry >= num_entries:
-        if SHARED_FF:
-            _swiglu_block(
-                shared_y, None, entry, shared_codes, shared_scales, entry - num_entries, block,
-                SHARED_FF, SHARED_TERMS, SHARED_TERMS, SHARED_TERMS,
-            )  # fmt: skip
-        return
-    expert = tl.load(ids + entry)
-    if (tl.load(host_entry + entry) < 0) & (expert >= 0):
-        _swiglu_block(y, factors, expert, codes, scales, entry, block, FF, TERMS, GATE_TERMS, UP_TERMS)
+    if entry < num_entries:
+        expert = tl.load(ids + entry)
+        is_here = (tl.load(host_entry + entry) < 0) & (expert >= 0)
+        _swiglu_block(
+            y, factors, expert, is_here, codes, scales, entry, block, FF, TERMS, GATE_TERMS, UP_TERMS
+        )
+    elif SHARED_FF:
+        _swiglu_block(
+            shared_y, None, entry, entry >= 0, shared_codes, shared_scales, entry - num_entries, block,
+            SHARED_FF, SHARED_TERMS, SHARED_TERMS, SHARED_TERMS,
+        )  # fmt: skip
 
 
 @triton.jit
@@ -237,11 +241,13 @@ def _combine_kernel(
     used = expert >= 0
     host = tl.load(host_entry + entry, mask=slot < SLOTS, other=-1).to(tl.int64)
     weight = tl.load(weights + entry, mask=slot < SLOTS, other=0.0)
-    here = tl.load(y + entry * width + n, mask=used & (host < 0) & (n < width), other=0.0)
+    # Wherever an entry was computed: to ask for its row only there would be to wait for `host_entry` first.
+    here = tl.load(y + entry * width + n, mask=(slot < SLOTS) & (n < width), other=0.0)
     if factors is not None:
         here *= tl.load(factors + 3 * expert + 2, mask=used, other=0.0)
     there = tl.load(host_y + host * width + n, mask=used & (host >= 0) & (n < width), other=0.0)
-    terms = (weight * tl.where(host < 0, here, there)).to(tl.int32, bitcast=True)
+    terms = weight * tl.where(used, tl.where(host < 0, here, there), 0.0)
+    terms = terms.to(tl.int32, bitcast=True)
     total = tl.zeros((BLOCK,), tl.float32)
     for i in tl.static_range(SLOTS):  # a slot's terms are picked as integers, which changes no bit of them
         total = total + tl.sum(tl.where(slot == i, terms, 0), axis=0).to(tl.float32, bitcast=True)
@@ -280,8 +286,8 @@ def quantize_hidden(
         rows, shared_terms, shared_ff = *shared.hidden.shape[:2], shared.codes.shape[1]
     _swiglu_kernel[(entries + rows, triton.cdiv(max(shape.ff, shared_ff), ACTIVATION_BLOCK))](
         ids, host_entry, hidden, factors, codes, scales, *beside, entries, FF=shape.ff, SHARED_FF=shared_ff,
-        TERMS=terms, GATE_TERMS=gate, UP_TERMS=up, SHARED_TERMS=shared_terms, num_warps=1,
-        **step_launch(),
+        TERMS=terms, GATE_TERMS=gate, UP_TERMS=up, SHARED_TERMS=shared_terms,
+        num_warps=warps(ACTIVATION_BLOCK), **step_launch(),
     )  # fmt: skip
 
 
@@ -377,9 +383,9 @@ def combine_experts(
     if out is None:
         out = torch.empty(rows, width, dtype=torch.float32, device=y.device)
     shared_y, shared_share = shared or (y, weights)
-    _combine_kernel[(triton.cdiv(width, 128), rows)](
+    _combine_kernel[(triton.cdiv(width, SUMS), rows)](
         ids, host_entry, weights, y, host_y, factors, shared_y, shared_share, out, width,
-        SLOTS=slots, PADDED=triton.next_power_of_2(slots), BLOCK=128,
+        SLOTS=slots, PADDED=triton.next_power_of_2(slots), BLOCK=SUMS,
         SHARED_TERMS=0 if shared is None else shared_y.shape[1], num_warps=1, **step_launch(),
     )  # fmt: skip
     return out

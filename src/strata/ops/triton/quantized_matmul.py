@@ -20,6 +20,7 @@ from strata.ops.triton.planes import TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.sorted_rows import rows_in_order
 from strata.ops.triton.tile_product import (
+    SUMS,
     num_parts,
     num_terms,
     one_warp,
@@ -148,11 +149,11 @@ def multiply_shared_tiles(
     """
     num_rows, first, more = codes.shape[0], matrices[0], matrices[-1]
     terms = product_terms(matrices, codes, scales)
-    blocks = [triton.cdiv(m.num_out, 128) for m in matrices]
+    blocks = [triton.cdiv(m.num_out, SUMS) for m in matrices]
     _sum_kernel[(sum(blocks), num_rows)](
         terms[0], outs[0], terms[0].shape[2], first.num_out, terms[-1], outs[-1], terms[-1].shape[2],
         more.num_out, blocks[0], TERMS=terms[0].shape[1],
-        MORE_TERMS=terms[1].shape[1] if len(terms) > 1 else 0, BLOCK=128, num_warps=1, **step_launch(),
+        MORE_TERMS=terms[1].shape[1] if len(terms) > 1 else 0, BLOCK=SUMS, num_warps=1, **step_launch(),
     )  # fmt: skip
 
 
