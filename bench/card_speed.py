@@ -103,10 +103,11 @@ def made_up_routes(geometry):
     return Trace(trace.ids[LEARNED:], trace.experts), learned
 
 
-def load(checkpoint, context, budget, cpu_share=None, dense="as_stored", routes=None):
+def load(checkpoint, context, budget, cpu_share=None, dense="as_stored", routes=None, held_share=None):
     """The model on the card, forced to a trace; the machine; how often an earlier part used each expert.
 
-    `routes` are as of `made_up_routes`, which makes them otherwise.
+    `routes` are as of `made_up_routes`, which makes them otherwise. Give `held_share` to hold less later than
+    there is room for: where all experts are held, the processor has no share.
     """
     start, geometry = time.perf_counter(), checkpoint.geometry
     hardware = this_machine(isa=isa())
@@ -119,7 +120,7 @@ def load(checkpoint, context, budget, cpu_share=None, dense="as_stored", routes=
     wishes = Wishes(context=context, lanes=1, vram_budget_bytes=budget)
     loaded = loading.load_on_card(
         with_dense(checkpoint, dense), hardware, number, wishes, lambda *_: None, frequency=learned,
-        trace=trace, cpu_share=cpu_share,
+        trace=trace, cpu_share=cpu_share, held_share=held_share,
     )  # fmt: skip
     host = loaded.runner.model.host
     say(f"loaded after {time.perf_counter() - start:.1f} s; {loaded.memory}")

@@ -1,21 +1,25 @@
-"""Strata and llama.cpp on one card, both with the same part of the experts in its memory.
+"""Strata and llama.cpp on one card, both with as many bytes of experts in its memory.
 
     python bench/card_vs_llamacpp.py LLAMA_BENCH [--layers N] [--shares 0.38,0.18,0.08] [--prompts 512,4096]
-                                     [--folder DIR] [--json FILE]
+                                     [--tokens 64] [--folder DIR] [--json FILE]
 
 LLAMA_BENCH is the program of that name, built for the card (CMake: GGML_CUDA=ON, LLAMA_BUILD_TOOLS=ON).
 Both engines get the geometry of Qwen3.8-Flash-Next with made-up weights in IQ3_XXS and without an n-gram
-memory, llama.cpp as a GGUF that is written to DIR first. Strata holds a share of the experts' bytes in slots,
-llama.cpp the experts of as many layers, rounded up (`--n-cpu-moe`), and computes the others on the processor.
-Strata's routes are forced to a made-up trace; llama.cpp's do not matter to where it computes. Shares of
-0.38, 0.18 and 0.08 are what cards of 24, 16 and 12 GiB hold of the model. Tokens per second of prompts from
-an empty context and of tokens behind the last prompt; medians.
+memory, llama.cpp as a GGUF that is written to DIR first. llama.cpp holds the experts of as many layers as
+are nearest to a share (`--n-cpu-moe`) and computes the others on the processor; of prompts it takes the
+better of two sizes of its batches. Strata holds experts in slots of as many bytes, its routes are forced to a
+made-up trace; llama.cpp's do not matter to where it computes. Shares of 0.38, 0.18 and 0.08 are what cards of
+24, 16 and 12 GiB hold of the model.
+
+Tokens per second of prompts from an empty context (medians) and of tokens behind the last prompt (means). Of
+llama.cpp's log is told what it takes of the card, its runtime apart, and into how many parts it divides a
+step: two and two more for each layer whose experts the processor has, if the card computes all else.
 """
 
 import argparse
 import json
-import math
 import os
+import re
 import statistics
 import subprocess
 import tempfile
@@ -24,9 +28,9 @@ from pathlib import Path
 import torch
 from card_speed import MIB, hold, load, made_up, measure, say
 
-from strata.formats.synthetic import write_gguf
+from strata.formats.synthetic import SyntheticCheckpoint, write_gguf
 
-DECODED = 128
+UBATCHES = "2048,4096"
 
 
 def main():
@@ -37,6 +41,7 @@ def main():
     parser.add_argument("--layers", type=int, help="the model's own, unless given")
     parser.add_argument("--shares", default="0.38,0.18,0.08")
     parser.add_argument("--prompts", default="512,4096")
+    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
@@ -48,32 +53,67 @@ def main():
     if not path.exists():
         write_gguf(checkpoint, path, lambda done, total: None)
     say(f"{path}: {path.stat().st_size / 1e9:.1f} GB")
-    report = {"layers": layers, "cpus": len(os.sched_getaffinity(0)), "torch": torch.__version__}
-    held = {float(share): min(layers, math.ceil(float(share) * layers)) for share in args.shares.split(",")}
+    counts = layers_held(layers, [float(share) for share in args.shares.split(",")])
     theirs = {
-        share: llama_cpp(args.llama_bench, path, layers - count, prompts) for share, count in held.items()
+        count: llama_cpp(args.llama_bench, path, layers - count, prompts, args.tokens) for count in counts
     }
-    loaded, hardware, learned = load(checkpoint, max(prompts) + 4096, 24576 * MIB)
-    cache, results = loaded.runner.cache, []
-    for share, count in held.items():
-        hold(cache, learned, int(share * int(cache.residency.size.sum())))
-        ours = measure(loaded.runner, prompts, DECODED)
-        for what in ("decode", *(f"prompt_{length}" for length in prompts)):
-            pair = ours[what], theirs[share].get(what, math.nan)
+    card, kernels, ours = strata(checkpoint, counts, prompts, args.tokens)
+    results = compare(layers, ours, theirs)
+    if args.json:
+        report = {"card": card, "kernels": kernels, "cpus": len(os.sched_getaffinity(0))}
+        report |= {"torch": torch.__version__, "layers": layers, "results": results}
+        args.json.write_text(json.dumps(report | {"strata": ours, "llama.cpp": theirs}, indent=1))
+
+
+def layers_held(layers: int, shares: list[float]) -> list[int]:
+    """The layers nearest to these shares of all, at least one; most first."""
+    return sorted({min(layers, max(1, round(share * layers))) for share in shares}, reverse=True)
+
+
+def expert_bytes(checkpoint: SyntheticCheckpoint, count: int) -> int:
+    """Of the last `count` layers, which are those that llama.cpp holds."""
+    first = checkpoint.geometry.layers - count
+    experts = (info for info in checkpoint.tensors.values() if len(info.shape) == 3)
+    return sum(info.num_bytes for info in experts if int(info.name.split(".")[1]) >= first)
+
+
+def strata(
+    checkpoint: SyntheticCheckpoint, counts: list[int], prompts: list[int], tokens: int
+) -> tuple[str, str, dict[int, dict[str, float]]]:
+    """Name of the card, the processor's kernels, and Strata's figures by layers that llama.cpp holds."""
+    rooms = {count: expert_bytes(checkpoint, count) for count in counts}
+    most = rooms[counts[0]] / expert_bytes(checkpoint, checkpoint.geometry.layers)
+    context = max(prompts) + 4096
+    loaded, hardware, learned = load(checkpoint, context, 24576 * MIB, held_share=most)
+    cache, card, figures = loaded.runner.cache, hardware.cards[0], {}
+    without_slots = card.free_bytes - torch.cuda.mem_get_info()[0] - cache.num_bytes
+    for count, room in rooms.items():
+        hold(cache, learned, room)
+        figures[count] = measure(loaded.runner, prompts, tokens)
+        figures[count]["decode"] = figures[count].pop("decode_mean")  # llama-bench's are means
+        figures[count]["vram_mib"] = (without_slots + cache.num_bytes) / MIB
+        say(f"Strata, as many bytes as {count} layers: {figures[count]}")
+    loaded.runner.close()
+    return card.name, hardware.cpu.isa, figures
+
+
+def compare(layers: int, ours: dict[int, dict[str, float]], theirs: dict[int, dict]) -> list[dict]:
+    """What is published: Strata over llama.cpp for every figure that both have."""
+    results = []
+    for count, their in theirs.items():
+        for what in (key for key in ours[count] if key.startswith(("decode", "prompt")) and key in their):
+            pair = ours[count][what], their[what]
             results.append({
-                "name": f"{what}, {share:.2f} of the experts held",
+                "name": f"{what}, {count} of {layers} layers' experts held", "unit": "tokens/s",
                 "ours": round(pair[0], 2), "theirs": round(pair[1], 2), "ratio": round(pair[0] / pair[1], 3),
-                "unit": "tokens/s", "layers_held_by_llamacpp": count, "hit_rate": round(ours["hit_rate"], 3),
+                "hit_rate": round(ours[count]["hit_rate"], 3),
+                "vram_mib_ours": round(ours[count]["vram_mib"]), "vram_mib_theirs": their.get("vram_mib"),
             })  # fmt: skip
             say(json.dumps(results[-1]))
-    loaded.runner.close()
-    if args.json:
-        report |= {"card": hardware.cards[0].name, "kernels": hardware.cpu.isa, "results": results}
-        report["llama.cpp"] = {str(share): figures["command"] for share, figures in theirs.items()}
-        args.json.write_text(json.dumps(report, indent=1))
+    return results
 
 
-def llama_cpp(program, path, on_processor, prompts):
+def llama_cpp(program: Path, path: Path, on_processor: int, prompts: list[int], tokens: int) -> dict:
     """Figures as of `measure`, of llama-bench with the experts of so many layers on the processor.
 
     Without weights laid out anew for the processor where that crashes (its AMX code does on some machines).
@@ -81,27 +121,50 @@ def llama_cpp(program, path, on_processor, prompts):
     threads = str(len(os.sched_getaffinity(0)))
     command = [
         str(program), "-m", str(path), "-ngl", "99", "-ncmoe", str(on_processor), "-fa", "on", "-lm", "none",
-        "-t", threads, "-b", "2048", "-ub", "2048", "-r", "3", "-o", "jsonl",
+        "-t", threads, "-b", "4096", "-r", "3", "-o", "jsonl", "-v",
     ]  # fmt: skip
-    figures = {"command": " ".join(command[3:])}
+    figures: dict = {"command": " ".join(command[3:])}
     wanted = [
-        ("-p", ",".join(map(str, prompts)), "-n", "0"),
-        ("-p", "0", "-n", str(DECODED), "-d", str(prompts[-1])),
+        ("-p", "0", "-n", str(tokens), "-d", str(prompts[-1]), "-ub", UBATCHES.split(",")[0]),
+        ("-p", ",".join(map(str, prompts)), "-n", "0", "-ub", UBATCHES),
     ]
     for more in wanted:
         for repack in ((), ("--repack", "0")):
-            done = subprocess.run([*command, *more, *repack], capture_output=True, text=True, check=False)
-            if done.returncode == 0:
+            code, log = llama_bench([*command, *more, *repack], figures)
+            if code == 0:
                 break
-            say(f"llama-bench ended with {done.returncode}: {done.stderr[-800:]}")
+            say(f"llama-bench ended with {code}: {log[-800:]}")
         if repack:
             figures["command"] += " --repack 0"
-        for line in done.stdout.splitlines():
-            test = json.loads(line)
-            what = f"prompt_{test['n_prompt']}" if test["n_prompt"] else "decode"
-            figures[what] = statistics.median(test["samples_ts"])
-            say(f"llama.cpp, {on_processor} layers on the processor: {what} {figures[what]:.1f}")
+        figures |= of_log(log)
+        say(f"llama.cpp, {on_processor} layers on the processor: {figures}")
     return figures
+
+
+def llama_bench(command: list[str], figures: dict) -> tuple[int, str]:
+    """Run it and note the better of equal tests, as they end; how it ended, and its log."""
+    with tempfile.TemporaryFile("w+") as log:
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
+            for line in process.stdout:
+                test = json.loads(line)
+                what = f"prompt_{test['n_prompt']}" if test["n_prompt"] else "decode"
+                speed = statistics.median(test["samples_ts"])
+                say(f"{what}, batches of {test['n_ubatch']}: {speed:.1f}")
+                figures[what] = max(speed, figures.get(what, 0.0))
+        log.seek(0)
+        return process.returncode, log.read()
+
+
+def of_log(log: str) -> dict[str, int]:
+    """What llama.cpp's log tells: MiB of the card in its buffers, and parts of a step of one token."""
+    model, *contexts = log.split("constructing llama_context")
+    sizes = [
+        sum(map(float, re.findall(r"CUDA0 [^\n]*buffer size = *([\d.]+) MiB", part)))
+        for part in (model, *contexts)
+    ]
+    parts = re.findall(r"splits = (\d+)(?: / (\d+))?", log)
+    found = {"vram_mib": round(sizes[0] + max(sizes[1:], default=0.0))}
+    return found | ({"parts_of_a_step": int(parts[-1][1] or parts[-1][0])} if parts else {})
 
 
 if __name__ == "__main__":
