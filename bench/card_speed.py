@@ -1,14 +1,16 @@
 """Tokens per second on a card, with the memory of smaller ones: a known model with made-up weights.
 
     python bench/card_speed.py [--model NAME] [--quant NAME] [--budgets all,24576,16384,12288] [--layers N]
-                               [--dense q8_0] [--json FILE]
+                               [--dense q8_0] [--kv int8] [--depths 4096,131072] [--json FILE]
 
 The real geometry, of Qwen3.8-Flash-Next in IQ3_XXS unless another is named. Its routers' choices are forced
 to a made-up trace with the published skew and persistence (`strata.experts.trace`). The model is loaded once,
 as for 24 GiB (for `all` alone, as for the whole card: then the processor has no share); for each budget (MiB
 of the card that Strata may use, its runtime included) the experts' slots are given out anew, in the order of
 an earlier part of the trace. Then prompts are read and tokens decoded while the policy
-goes on exchanging experts. Medians of three prompts, and of the decoded tokens' times.
+goes on exchanging experts. Medians of three prompts, and of the decoded tokens' times. With `--depths`,
+tokens are also decoded behind so many tokens that were not read: keys and values of all positions are made
+up, so that 128K tokens cost nothing; the recurrent states are those of a beginning.
 """
 
 import argparse
@@ -24,7 +26,8 @@ import numpy as np
 import torch
 
 from strata.card import loading
-from strata.choices import Dense
+from strata.card.mixers import CardAttention
+from strata.choices import KV, Dense
 from strata.engine.card_lane import card_lanes
 from strata.engine.messages import SamplingParams
 from strata.experts.trace import Trace
@@ -55,9 +58,11 @@ def main():
     parser.add_argument("--quant", default="iq3_xxs")
     parser.add_argument("--dense", choices=get_args(Dense), default="as_stored")
     parser.add_argument("--layers", type=int, help="the model's own, unless given")
-    parser.add_argument("--prompts", default="512,4096")
+    parser.add_argument("--prompts", type=lengths, default=[512, 4096], metavar="N,N")
     parser.add_argument("--tokens", type=int, default=128)
-    parser.add_argument("--context", type=int, default=40960)
+    parser.add_argument("--context", type=int, default=40960, help="more where --depths are larger")
+    parser.add_argument("--kv", choices=get_args(KV), default="f16")
+    parser.add_argument("--depths", type=lengths, default=[], metavar="N,N")
     parser.add_argument("--cpu-share", type=float)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--profile", action="store_true")
@@ -65,14 +70,16 @@ def main():
     torch.set_grad_enabled(False)
     checkpoint = made_up(args.model, args.quant, args.layers, ngram_rows=100_000)
     planned = None if args.budgets == "all" else 24576 * MIB
-    loaded, hardware, learned = load(checkpoint, args.context, planned, args.cpu_share, args.dense)
+    context = max(args.context, *(depth + args.tokens + 1 for depth in args.depths), 0)
+    loaded, hardware, learned = load(checkpoint, context, planned, args.cpu_share, args.dense, args.kv)
     card, cpu = hardware.cards[0], hardware.cpu
     cache = loaded.runner.cache
     without_slots = card.free_bytes - torch.cuda.mem_get_info()[0] - cache.num_bytes
     total, results = int(cache.residency.size.sum()), []
     for budget in args.budgets.split(","):
         hold(cache, learned, total if budget == "all" else int(budget) * MIB - without_slots)
-        result = measure(loaded.runner, list(map(int, args.prompts.split(","))), args.tokens)
+        result = measure(loaded.runner, args.prompts, args.tokens)
+        result |= measure_behind(loaded.runner, args.depths, args.tokens)
         if args.profile:
             profile_step(loaded.runner)
         result |= {"budget_mib": budget, "slots": cache.num_bytes / 1e9, "held": cache.residency.held.mean()}
@@ -81,10 +88,15 @@ def main():
     if args.json:
         report = {"card": card.name, "cores": cpu.cores, "isa": cpu.isa, "memory": loaded.memory}
         report |= {"model": args.model, "quant": args.quant, "layers": checkpoint.geometry.layers}
-        report |= {"dense": args.dense}
+        report |= {"dense": args.dense, "kv": args.kv, "context": context}
         report |= {"chunk": loaded.plan.prefill_chunk, "results": results}
         args.json.write_text(json.dumps(report, indent=1, default=float))
     loaded.runner.close()
+
+
+def lengths(text):
+    """Numbers of tokens, as options give them."""
+    return [int(length) for length in text.split(",")]
 
 
 def made_up(model, quant, layers=None, **hyper):
@@ -103,7 +115,9 @@ def made_up_routes(geometry):
     return Trace(trace.ids[LEARNED:], trace.experts), learned
 
 
-def load(checkpoint, context, budget, cpu_share=None, dense="as_stored", routes=None, held_share=None):
+def load(
+    checkpoint, context, budget, cpu_share=None, dense="as_stored", kv="f16", routes=None, held_share=None
+):
     """The model on the card, forced to a trace; the machine; how often an earlier part used each expert.
 
     `routes` are as of `made_up_routes`, which makes them otherwise. Give `held_share` to hold less later than
@@ -117,7 +131,7 @@ def load(checkpoint, context, budget, cpu_share=None, dense="as_stored", routes=
     say(f"{card.name}, {cpu.cores} cores {cpu.isa}, memory {cpu.memory_bandwidth / 1e9:.0f} GB/s")
     trace, learned = routes or made_up_routes(geometry)
     say(f"trace after {time.perf_counter() - start:.1f} s")
-    wishes = Wishes(context=context, lanes=1, vram_budget_bytes=budget)
+    wishes = Wishes(context=context, lanes=1, vram_budget_bytes=budget, kv=kv)
     loaded = loading.load_on_card(
         with_dense(checkpoint, dense), hardware, number, wishes, lambda *_: None, frequency=learned,
         trace=trace, cpu_share=cpu_share, held_share=held_share,
@@ -139,7 +153,7 @@ def hold(cache, learned, room):
 
 def measure(runner, prompts, tokens):
     """Tokens per second of prompts of these lengths, and of as many tokens behind the last."""
-    cache, lane = runner.cache, next(iter(card_lanes(runner, 0, 8192)))
+    lane = next(iter(card_lanes(runner, 0, 8192)))
     vocab = runner.model.model.config.vocab_size
     rng, result = np.random.default_rng(0), {}
     for length in prompts:
@@ -153,17 +167,59 @@ def measure(runner, prompts, tokens):
                 pass
             times.append(time.perf_counter() - start)
         result[f"prompt_{length}"] = length / statistics.median(times)
+    return result | decode(runner, lane, tokens)
+
+
+def measure_behind(runner, depths, tokens):
+    """Tokens per second of so many tokens, behind each of these numbers of tokens that were not read."""
+    lane = next(iter(card_lanes(runner, 0)))
+    rng, result = np.random.default_rng(0), {}
+    for depth in depths:
+        lane.reset()
+        make_up_past(runner.model)
+        prompt = rng.integers(0, runner.model.model.config.vocab_size, depth + 1).tolist()
+        lane.timeline.tokens = prompt[:-1]  # as if they were in the lane's state
+        lane.begin(prompt, SamplingParams(temperature=0.0))
+        lane.prefill()
+        result |= {f"{name}_behind_{depth}": value for name, value in decode(runner, lane, tokens).items()}
+    return result
+
+
+def decode(runner, lane, tokens):
+    """Tokens per second of so many tokens behind those in a lane."""
+    cache, times = runner.cache, []
     cache.hits = cache.misses = 0
-    times = []
     for _ in range(tokens):
         start = time.perf_counter()
         lane.prepare()
         lane.decode()
         times.append(time.perf_counter() - start)
-    result["decode"] = 1 / statistics.median(times[4:])
-    result["decode_mean"] = (len(times) - 4) / sum(times[4:])
-    result["hit_rate"] = cache.hits / max(1, cache.hits + cache.misses)
-    return result
+    return {
+        "decode": 1 / statistics.median(times[4:]),
+        "decode_mean": (len(times) - 4) / sum(times[4:]),
+        "hit_rate": cache.hits / max(1, cache.hits + cache.misses),
+    }
+
+
+def make_up_past(model):
+    """Give every position of a card's model keys, values and what sparse attention chooses by."""
+    for block in model._decoder.blocks:
+        if isinstance(block.mixer, CardAttention):
+            index = block.mixer._index
+            fill(block.mixer._kv, None if index is None else index._state)
+
+
+def fill(kv, index):
+    """Write values of deviation one or so into `PagedKV` and `IndexState` (or None)."""
+    for pages, scales in ((kv.k, kv.k_scales), (kv.v, kv.v_scales)):
+        if scales is None:
+            pages.normal_()
+        else:
+            pages.random_(-127, 128)
+            scales.fill_(1 / 64)
+    if index is not None:
+        index.ring.normal_()
+        index.block_keys.normal_()
 
 
 def profile_step(runner):
