@@ -121,7 +121,11 @@ def strata(
     geometry: Geometry, routes: tuple[Trace, np.ndarray], slots: list[int]
 ) -> tuple[str, str, dict[int, dict[str, float]]]:
     """Name of the card, the processor's kernels, and Strata's figures by number of slots."""
-    loaded, hardware, learned = load(SyntheticCheckpoint(geometry, MIX), CONTEXT, 24576 * MIB, routes=routes)
+    all_held = geometry.layers * geometry.expert_count
+    most = None if slots == [all_held] else slots[0] / all_held
+    loaded, hardware, learned = load(
+        SyntheticCheckpoint(geometry, MIX), CONTEXT, 24576 * MIB, routes=routes, held_share=most
+    )
     cache, figures = loaded.runner.cache, {}
     for count in slots:
         hold(cache, learned, round(count * cache.mean_bytes))
