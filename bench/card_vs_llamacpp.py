@@ -54,15 +54,15 @@ def main():
         write_gguf(checkpoint, path, lambda done, total: None)
     say(f"{path}: {path.stat().st_size / 1e9:.1f} GB")
     counts = layers_held(layers, [float(share) for share in args.shares.split(",")])
-    theirs = {
-        count: llama_cpp(args.llama_bench, path, layers - count, prompts, args.tokens) for count in counts
-    }
     card, kernels, ours = strata(checkpoint, counts, prompts, args.tokens)
-    results = compare(layers, ours, theirs)
-    if args.json:
-        report = {"card": card, "kernels": kernels, "cpus": len(os.sched_getaffinity(0))}
-        report |= {"torch": torch.__version__, "layers": layers, "results": results}
-        args.json.write_text(json.dumps(report | {"strata": ours, "llama.cpp": theirs}, indent=1))
+    report = {"card": card, "kernels": kernels, "cpus": len(os.sched_getaffinity(0))}
+    report |= {"torch": torch.__version__, "layers": layers, "results": [], "strata": ours, "llama.cpp": {}}
+    for count in counts:
+        theirs = llama_cpp(args.llama_bench, path, layers - count, prompts, args.tokens)
+        report["llama.cpp"][count] = theirs
+        report["results"] += compare(f"{count} of {layers} layers", ours[count], theirs)
+        if args.json:
+            args.json.write_text(json.dumps(report, indent=1))
 
 
 def layers_held(layers: int, shares: list[float]) -> list[int]:
@@ -97,19 +97,17 @@ def strata(
     return card.name, hardware.cpu.isa, figures
 
 
-def compare(layers: int, ours: dict[int, dict[str, float]], theirs: dict[int, dict]) -> list[dict]:
+def compare(held: str, ours: dict[str, float], theirs: dict) -> list[dict]:
     """What is published: Strata over llama.cpp for every figure that both have."""
     results = []
-    for count, their in theirs.items():
-        for what in (key for key in ours[count] if key.startswith(("decode", "prompt")) and key in their):
-            pair = ours[count][what], their[what]
-            results.append({
-                "name": f"{what}, {count} of {layers} layers' experts held", "unit": "tokens/s",
-                "ours": round(pair[0], 2), "theirs": round(pair[1], 2), "ratio": round(pair[0] / pair[1], 3),
-                "hit_rate": round(ours[count]["hit_rate"], 3),
-                "vram_mib_ours": round(ours[count]["vram_mib"]), "vram_mib_theirs": their.get("vram_mib"),
-            })  # fmt: skip
-            say(json.dumps(results[-1]))
+    for what in (key for key in ours if key.startswith(("decode", "prompt")) and key in theirs):
+        results.append({
+            "name": f"{what}, experts of {held} held", "unit": "tokens/s",
+            "ours": round(ours[what], 2), "theirs": round(theirs[what], 2),
+            "ratio": round(ours[what] / theirs[what], 3), "hit_rate": round(ours["hit_rate"], 3),
+            "vram_mib_ours": round(ours["vram_mib"]), "vram_mib_theirs": theirs["vram_mib"],
+        })  # fmt: skip
+        say(json.dumps(results[-1]))
     return results
 
 
