@@ -28,6 +28,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,6 @@ from strata.formats.synthetic import SyntheticCheckpoint
 
 CHILD = Path(__file__).with_name("freetoken_child.py")
 PROMPTS, TOKENS, SETTLED, CONTEXT = (512, 4096), 320, 64, 8192
-STRATEGIES = ("offload", "hybrid")
 FIGURES = [f"{what}_{length}" for what in ("decode", "prompt") for length in PROMPTS]
 LIMITS = {"bench bw": 120, "offload": 300, "hybrid": 240}  # seconds; the first start of an engine compiles
 LAST_LINES = 15  # of the log of what failed
@@ -72,15 +72,16 @@ def main() -> None:
     geometry = replace(geometry, layers=args.layers, hyper=replace(geometry.hyper, ngram_rows=100_000))
     slots = slots_of(geometry, [float(share) for share in args.shares.split(",")])
     routes = made_up_routes(geometry) if args.routes == "text" else uniform_routes(geometry)
-    theirs = freetoken(args.site, args.logs, geometry, routes[0], slots)
     card, kernels, ours = strata(geometry, routes, slots)
-    results = compare(geometry, ours, theirs)
-    for result in results:
-        say(json.dumps(result))
     report = {"card": card, "kernels": kernels, "cpus": len(os.sched_getaffinity(0))}
     report |= {"torch": torch.__version__, "layers": args.layers, "routes": args.routes}
-    report |= {"results": results, "strata": ours, "freetoken": theirs}
-    args.json.write_text(json.dumps(report, indent=1))
+    report |= {"results": [], "strata": ours, "freetoken": {}}
+    for name, ran in freetoken(args.site, args.logs, geometry, routes[0], slots):
+        report["freetoken"][name] = ran
+        for result in compare(geometry, name, ours, ran["figures"]):
+            say(json.dumps(result))
+            report["results"].append(result)
+        args.json.write_text(json.dumps(report, indent=1))
 
 
 def arguments() -> argparse.Namespace:
@@ -139,55 +140,59 @@ def strata(
 
 
 def compare(
-    geometry: Geometry, ours: dict[int, dict[str, float]], theirs: dict[str, Any]
+    geometry: Geometry, strategy: str, ours: dict[int, dict[str, float]], theirs: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
     """What is published: Strata over FreeToken for every figure that both have."""
     results = []
-    for strategy in STRATEGIES:
-        for their in theirs[strategy]["figures"]:
-            count = their["slots"]
-            share = count / (geometry.layers * geometry.expert_count)
-            results += [
-                {
-                    "name": f"{figure}, {strategy}, {share:.3f} of the experts held",
-                    "unit": "tokens/s",
-                    "ours": round(ours[count][figure], 2),
-                    "theirs": round(their[figure], 2),
-                    "ratio": round(ours[count][figure] / their[figure], 3),
-                    "held_ours": ours[count]["held"],
-                    "held_theirs": count,
-                    "hit_ours": round(ours[count]["hit_rate"], 3),
-                    "hit_theirs": round(their["hit_rate"], 3),
-                }
-                for figure in FIGURES
-            ]
+    for their in theirs:
+        count = their["slots"]
+        share = count / (geometry.layers * geometry.expert_count)
+        results += [
+            {
+                "name": f"{figure}, {strategy}, {share:.3f} of the experts held",
+                "unit": "tokens/s",
+                "ours": round(ours[count][figure], 2),
+                "theirs": round(their[figure], 2),
+                "ratio": round(ours[count][figure] / their[figure], 3),
+                "held_ours": ours[count]["held"],
+                "held_theirs": count,
+                "hit_ours": round(ours[count]["hit_rate"], 3),
+                "hit_theirs": round(their["hit_rate"], 3),
+            }
+            for figure in FIGURES
+        ]
     return results
 
 
-def freetoken(site: Path, logs: Path, geometry: Geometry, trace: Trace, slots: list[int]) -> dict[str, Any]:
-    """What became of each run of FreeToken: seconds, error or None, log, and figures for numbers of slots."""
+def freetoken(
+    site: Path, logs: Path, geometry: Geometry, trace: Trace, slots: list[int]
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Name of each run of FreeToken, and seconds, error or None, log, and figures for numbers of slots."""
     model, routes = logs / "model", logs / "routes.npy"
     write_model(model, geometry)
     np.save(routes, trace.ids)
-    bandwidth = [sys.executable, "-m", "freetoken.cli", "bench", "bw", "--dtype", "nvfp4"]
-    runs = {"bench bw": run(bandwidth, site, logs / "bench_bw.log", LIMITS["bench bw"])}
-    all_held = geometry.layers * geometry.expert_count  # where `hybrid` has nothing to divide
-    for strategy in STRATEGIES:
-        asked, got = logs / f"{strategy}.json", logs / f"{strategy}.jsonl"
-        got.write_text("")
-        request = {
-            "model": str(model), "routes": str(routes), "strategy": strategy, "context": CONTEXT,
-            "experts": geometry.expert_count, "vocab": geometry.vocab, "prompts": PROMPTS, "tokens": TOKENS,
-            "settled": SETTLED, "slots": [s for s in slots if strategy == "offload" or s < all_held],
-        }  # fmt: skip
-        if not request["slots"]:
-            runs[strategy] = {"figures": []}
-            continue
-        asked.write_text(json.dumps(request))
-        command = [sys.executable, str(CHILD), str(asked), str(got)]
-        runs[strategy] = run(command, site, logs / f"{strategy}.log", LIMITS[strategy])
-        runs[strategy]["figures"] = [json.loads(line) for line in got.read_text().splitlines()]
-    return runs
+    all_held = geometry.layers * geometry.expert_count
+    yield "offload", engine("offload", site, logs, geometry, slots)
+    if fewer := [count for count in slots if count < all_held]:  # else `hybrid` has nothing to divide
+        bandwidth = [sys.executable, "-m", "freetoken.cli", "bench", "bw", "--dtype", "nvfp4"]
+        yield "bench bw", run(bandwidth, site, logs / "bench_bw.log", LIMITS["bench bw"]) | {"figures": []}
+        yield "hybrid", engine("hybrid", site, logs, geometry, fewer)
+
+
+def engine(strategy: str, site: Path, logs: Path, geometry: Geometry, slots: list[int]) -> dict[str, Any]:
+    """Measure FreeToken with a strategy."""
+    asked, got = logs / f"{strategy}.json", logs / f"{strategy}.jsonl"
+    got.write_text("")
+    request = {
+        "model": str(logs / "model"), "routes": str(logs / "routes.npy"), "strategy": strategy,
+        "context": CONTEXT, "experts": geometry.expert_count, "vocab": geometry.vocab, "prompts": PROMPTS,
+        "tokens": TOKENS, "settled": SETTLED, "slots": slots,
+    }  # fmt: skip
+    asked.write_text(json.dumps(request))
+    ran = run(
+        [sys.executable, str(CHILD), str(asked), str(got)], site, logs / f"{strategy}.log", LIMITS[strategy]
+    )
+    return ran | {"figures": [json.loads(line) for line in got.read_text().splitlines()]}
 
 
 def run(command: list[str], site: Path, log: Path, limit: float) -> dict[str, Any]:

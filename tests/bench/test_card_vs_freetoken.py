@@ -9,6 +9,7 @@ import card_vs_freetoken
 import numpy as np
 import pytest
 
+from strata.experts.trace import Trace
 from strata.formats.geometry import GEOMETRIES
 from strata.formats.synthetic import SyntheticCheckpoint
 
@@ -86,11 +87,29 @@ def test_the_report_divides_ours_by_theirs():
     figures = dict.fromkeys(card_vs_freetoken.FIGURES, 300.0)
     ours = {512: figures | {"held": 448, "hit_rate": 0.5}, 6144: figures | {"held": 6144, "hit_rate": 1.0}}
     their = dict.fromkeys(card_vs_freetoken.FIGURES, 100.0) | {"slots": 512, "hit_rate": 0.4}
-    theirs = {"offload": {"figures": [their]}, "hybrid": {"error": "ended with 1", "figures": []}}
-    results = card_vs_freetoken.compare(TWELVE, ours, theirs)
+    assert card_vs_freetoken.compare(TWELVE, "hybrid", ours, []) == []  # it has failed
+    results = card_vs_freetoken.compare(TWELVE, "offload", ours, [their])
     assert len(results) == 4
     assert results[0] == {
         "name": "decode_512, offload, 0.083 of the experts held", "unit": "tokens/s", "ours": 300.0,
         "theirs": 100.0, "ratio": 3.0, "held_ours": 448, "held_theirs": 512,
         "hit_ours": 0.5, "hit_theirs": 0.4,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("slots", "names"), [([6144], ["offload"]), ([6144, 512], ["offload", "bench bw", "hybrid"])]
+)
+def test_hybrid_runs_where_experts_are_missed(tmp_path: Path, monkeypatch, slots, names):
+    asked = []
+
+    def run(command, site, log, limit):
+        if command[1] != "-m":
+            asked.append(json.loads(Path(command[2]).read_text())["slots"])
+        return {"seconds": 1.0, "error": None, "log": log.name}
+
+    monkeypatch.setattr(card_vs_freetoken, "run", run)
+    trace = Trace(np.zeros((8, 12, 1), np.int16), 512)
+    runs = dict(card_vs_freetoken.freetoken(tmp_path, tmp_path, TWELVE, trace, slots))
+    assert list(runs) == names and all(ran["figures"] == [] for ran in runs.values())
+    assert asked == [slots, [512]][: len(asked)] and len(asked) == len(names) - ("bench bw" in names)
