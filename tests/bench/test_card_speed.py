@@ -9,11 +9,16 @@ pytest.importorskip("triton")
 
 import card_speed
 
+from strata.card.mixers import CardAttention
 from strata.card.window import Row
+from strata.formats.geometry import GEOMETRIES
+from strata.formats.mixes import find_mix
+from strata.formats.synthetic import SyntheticCheckpoint
 from strata.ops.triton.kv import PagedKV
 from strata.ops.triton.sparse_attention import IndexState
 from tests.card.test_lanes import new_lanes
 from tests.card.token_model import VOCAB
+from tests.helpers.card_runs import on_card
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.int8])
@@ -27,6 +32,16 @@ def test_a_past_fills_every_page(dtype: torch.dtype) -> None:
         values = pages.float().unflatten(-1, (2, 64)) * (scale if kv.k_scales is None else scale[..., None])
         assert values.std(dim=(1, 2, 3, 4)).min() > 0.5 and values.abs().max() < 8
     assert index.block_keys.float().std(dim=(1, 2)).min() > 0.5 and index.ring.std() > 0.5
+
+
+def test_every_layer_that_attends_gets_a_past() -> None:
+    tiny = GEOMETRIES["tiny"]
+    model = on_card(SyntheticCheckpoint(tiny, find_mix(tiny, "ud-iq3_xxs")))
+    card_speed.make_up_past(model)
+    mixers = [block.mixer for block in model._decoder.blocks]
+    attending = [mixer for mixer in mixers if isinstance(mixer, CardAttention)]
+    assert 0 < len(attending) < len(mixers)
+    assert all(mixer._kv.k.any() and mixer._index._state.block_keys.any() for mixer in attending)
 
 
 @pytest.mark.parametrize("recurrent", [False, True])
