@@ -125,7 +125,10 @@ def load(
     """
     start, geometry = time.perf_counter(), checkpoint.geometry
     hardware = this_machine(isa=isa())
-    number, card = loading.find_card(hardware)
+    found = loading.find_card(hardware)
+    if found is None:
+        raise SystemExit("PyTorch sees no card: there is nothing to measure")
+    number, card = found
     cpu = msgspec.structs.replace(hardware.cpu, memory_bandwidth=memory_bandwidth(hardware.cpu.cores))
     hardware = msgspec.structs.replace(hardware, cards=(card,), cpu=cpu)
     say(f"{card.name}, {cpu.cores} cores {cpu.isa}, memory {cpu.memory_bandwidth / 1e9:.0f} GB/s")

@@ -13,7 +13,8 @@ made-up trace; llama.cpp's do not matter to where it computes. Shares of 0.38, 0
 
 Tokens per second of prompts from an empty context (medians) and of tokens behind the last prompt (means). Of
 llama.cpp's log is told what it takes of the card, its runtime apart, and into how many parts it divides a
-step: two and two more for each layer whose experts the processor has, if the card computes all else.
+step: two and two more for each layer whose experts the processor has, if the card computes all else. The logs
+stay in DIR.
 """
 
 import argparse
@@ -122,13 +123,15 @@ def llama_cpp(program: Path, path: Path, on_processor: int, prompts: list[int], 
         "-t", threads, "-b", "4096", "-r", "3", "-o", "jsonl", "-v",
     ]  # fmt: skip
     figures: dict = {"command": " ".join(command[3:])}
-    wanted = [
-        ("-p", "0", "-n", str(tokens), "-d", str(prompts[-1]), "-ub", UBATCHES.split(",")[0]),
-        ("-p", ",".join(map(str, prompts)), "-n", "0", "-ub", UBATCHES),
-    ]
-    for more in wanted:
+    wanted = {
+        "decode": ("-p", "0", "-n", str(tokens), "-d", str(prompts[-1]), "-ub", UBATCHES.split(",")[0]),
+        "prompts": ("-p", ",".join(map(str, prompts)), "-n", "0", "-ub", UBATCHES),
+    }
+    for name, more in wanted.items():
+        file = path.with_name(f"llama-bench-{on_processor}-{name}.log")
         for repack in ((), ("--repack", "0")):
-            code, log = llama_bench([*command, *more, *repack], figures)
+            code = llama_bench([*command, *more, *repack], file, figures)
+            log = file.read_text(errors="replace")
             if code == 0:
                 break
             say(f"llama-bench ended with {code}: {log[-800:]}")
@@ -139,18 +142,19 @@ def llama_cpp(program: Path, path: Path, on_processor: int, prompts: list[int], 
     return figures
 
 
-def llama_bench(command: list[str], figures: dict) -> tuple[int, str]:
-    """Run it and note the better of equal tests, as they end; how it ended, and its log."""
-    with tempfile.TemporaryFile("w+") as log:
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True) as process:
-            for line in process.stdout:
-                test = json.loads(line)
-                what = f"prompt_{test['n_prompt']}" if test["n_prompt"] else "decode"
-                speed = statistics.median(test["samples_ts"])
-                say(f"{what}, batches of {test['n_ubatch']}: {speed:.1f}")
-                figures[what] = max(speed, figures.get(what, 0.0))
-        log.seek(0)
-        return process.returncode, log.read()
+def llama_bench(command: list[str], log: Path, figures: dict) -> int:
+    """Run it and note the better of equal tests, as they end; returns how it ended."""
+    with (
+        log.open("w") as file,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=file, text=True) as process,
+    ):
+        for line in process.stdout:
+            test = json.loads(line)
+            what = f"prompt_{test['n_prompt']}" if test["n_prompt"] else "decode"
+            speed = statistics.median(test["samples_ts"])
+            say(f"{what}, batches of {test['n_ubatch']}: {speed:.1f}")
+            figures[what] = max(speed, figures.get(what, 0.0))
+    return process.returncode
 
 
 def of_log(log: str) -> dict[str, int]:
