@@ -127,26 +127,32 @@ def add_parts(high, middle, low):
 
 
 @triton.jit
-def stack_parts(x, part):
+def stack_parts(x):
     """For up to four rows: their parts as rows of one tile, so that one `dot_part` does for three.
 
     Args:
-        x: float32 `[16, k]`; row `4 * p + r` is row r of the activations, for every p.
-        part: int32 `[16, 1]`, p.
+        x: float32 `[rows, k]`, 1, 2 or 4 rows.
 
     Returns:
-        bfloat16 `[16, k]`: part p of row r. Of the sums of products with it `unstack` makes the product.
+        bfloat16 `[16, k]`: the rows' low parts, repeated up to 4 rows, from 0 on, middle parts from 4, high
+        ones from 8, zeros from 12. So NVIDIA's matrix units leave what `unstack` adds in one warp: of sums
+        of products with it `unstack` makes the product.
     """
+    ROWS: tl.constexpr = x.shape[0]
+    K: tl.constexpr = x.shape[1]
+    if ROWS > 1:
+        x = tl.reshape(tl.broadcast_to(x[None, None], [4, 4 // ROWS, ROWS, K]), [16, K])
     high, middle, low = split_bfloat16(x)
-    x = tl.where(part == 1, middle.to(tl.float32), high.to(tl.float32))
-    return tl.where(part == 2, low.to(tl.float32), tl.where(part == 3, 0.0, x)).to(tl.bfloat16)
+    # Not by `tl.join`, behind which Triton multiplies in another order of k.
+    part = tl.arange(0, 16)[:, None] // 4
+    stacked = tl.where(part == 0, low, tl.where(part == 1, middle, high))
+    return tl.where(part == 3, tl.zeros_like(stacked), stacked)
 
 
 @triton.jit
 def unstack(total, COLUMNS: tl.constexpr):
     """The product float32 `[4, COLUMNS]`, of sums `[16, COLUMNS]` of stacked parts, as `dot_parts` has it."""
-    total = tl.permute(tl.reshape(total, [2, 2, 4, COLUMNS]), (1, 2, 3, 0))
-    first, last = tl.split(total)
-    high, middle = tl.split(tl.permute(first, (1, 2, 0)))
-    low, _ = tl.split(tl.permute(last, (1, 2, 0)))
-    return add_parts(high, middle, low)
+    # What stands beside the high part is no zero that would take its sign.
+    is_none = tl.arange(0, 16)[:, None] >= 12
+    parts = tl.reshape(tl.where(is_none, -0.0, total), [2, 2, 4, COLUMNS])
+    return tl.sum(tl.sum(parts, 1), 0)

@@ -36,3 +36,14 @@ def load_stages() -> int:
     if INTERPRETED or driver.active.get_current_target().backend != "cuda":
         return 2
     return 3
+
+
+def loads_together() -> dict[str, int]:
+    """Options of a kernel of four warps that asks for much at once, then waits for it.
+
+    NVIDIA's assembler would move loads behind arithmetic, or spill, to fit as many warps as a multiprocessor
+    takes: a limit on registers that is never met keeps loads together.
+    """
+    if INTERPRETED or driver.active.get_current_target().backend != "cuda":
+        return {}
+    return {"maxnreg": 168}

@@ -23,7 +23,7 @@ from strata.ops.triton.arithmetic import (
     stack_parts,
     unstack,
 )
-from strata.ops.triton.capability import load_stages, warps
+from strata.ops.triton.capability import load_stages, loads_together, warps
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 from strata.ops.triton.intrinsics import INTERPRETED
 
@@ -77,11 +77,23 @@ def last_of_tile(arrived, count):
 
 
 @triton.jit
-def prefetch_slice(w, columns, num_columns, index, K: tl.constexpr, SLICE: tl.constexpr):
-    """`prefetch` slice `index` of the columns of `w` `[num_columns, K]` that exist."""
+def prefetch_slice(w, first, num_columns, index, COLUMNS: tl.constexpr, K: tl.constexpr, SLICE: tl.constexpr):
+    """`prefetch` slice `index` of the columns `first` on of `w` `[num_columns, K]` that exist."""
     LENGTH: tl.constexpr = min(SLICE, K)
-    rows = w + tl.minimum(columns, num_columns - 1).to(tl.int64) * K
-    prefetch(rows + tl.minimum(index * SLICE, K - LENGTH), LENGTH)
+    w += tl.cast(first, tl.int64) * K + tl.minimum(index * SLICE, K - LENGTH)
+    prefetch(w + tl.minimum(tl.arange(0, COLUMNS), num_columns - 1 - first) * K, LENGTH)
+
+
+@triton.jit
+def load_columns(w, first, start, num_columns, COLUMNS: tl.constexpr, K: tl.constexpr, BLOCK: tl.constexpr):
+    """Elements `start` on of columns `first` on of `w` `[num_columns, K]`: `[COLUMNS, BLOCK]`, zeros beyond.
+
+    In place of columns that do not exist it is the last one. Products transpose it; loaded so, it goes to
+    matrix units by way of shared memory once.
+    """
+    column, k = tl.arange(0, COLUMNS)[None, :], start + tl.arange(0, BLOCK)[:, None]
+    cells = w + tl.cast(first, tl.int64) * K + (tl.minimum(column, num_columns - 1 - first) * K + k)
+    return tl.trans(tl.load(cells, k < K, other=0.0))
 
 
 @triton.jit
@@ -89,14 +101,12 @@ def add_products(x, w, high, middle, low, STACKED: tl.constexpr):
     """Add `x @ w.T` of a window's rows to the sums of the activations' parts; with STACKED one has all three.
 
     Args:
-        x: float32 `[16, k]`, with STACKED `[4, k]`.
+        x: float32 `[16, k]`, with STACKED 1, 2 or 4 rows.
         w: `[columns, k]`.
         high, middle, low: float32 `[16, columns]`.
     """
     if STACKED:
-        K: tl.constexpr = x.shape[1]
-        x = tl.reshape(tl.broadcast_to(x[None], [4, 4, K]), [16, K])
-        high = dot_part(stack_parts(x, tl.arange(0, 16)[:, None] // 4), w, high)
+        high = dot_part(stack_parts(x), w, high)
     else:
         x_high, x_middle, x_low = split_bfloat16(x)
         high, middle, low = dot_parts(x_high, x_middle, x_low, w, high, middle, low)
@@ -114,14 +124,11 @@ def store_slice(high, middle, low, sums, columns, num_rows, num_columns, STACKED
 
 
 @triton.jit
-def add_slices(sums, columns, num_rows, num_columns, SLICES: tl.constexpr, USED: tl.constexpr):
-    """The sum of SLICES slices as `store_slice` left them: float32 `[USED, columns]`."""
-    rows = tl.arange(0, USED)[:, None]
-    mask = (rows < num_rows) & (columns < num_columns)[None, :]
-    total = tl.zeros([USED, columns.shape[0]], tl.float32)
+def add_slices(cells, mask, stride, SLICES: tl.constexpr):
+    """Sums over SLICES slices as `store_slice` left them, those of an element `stride` apart."""
+    total = tl.zeros(mask.shape, tl.float32)
     for index in tl.static_range(SLICES):  # unrolled: all are loaded at once
-        cells = sums + (index * num_rows + rows) * num_columns + columns[None, :]
-        total += tl.load(cells, mask, other=0.0, cache_modifier=".cg")
+        total += tl.load(cells + index * stride, mask, other=0.0, cache_modifier=".cg")
     return total
 
 
@@ -132,24 +139,24 @@ def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_strid
     """A program is a tile of columns and a slice; `num_rows` is at most USED, with STACKED at most 4."""
     launch_dependents()
     SLICES: tl.constexpr = (K + SLICE - 1) // SLICE
-    columns = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
-    index, row = tl.program_id(1), tl.arange(0, 4 if STACKED else 16)[:, None]
-    prefetch_slice(w, columns, num_columns, index, K, SLICE)
+    first, index = tl.program_id(0) * COLUMNS, tl.program_id(1)
+    columns, row = first + tl.arange(0, COLUMNS), tl.arange(0, USED if STACKED else 16)[:, None]
+    prefetch_slice(w, first, num_columns, index, COLUMNS, K, SLICE)
     wait_for_earlier()
-    w_rows = w + columns.to(tl.int64)[:, None] * K
     high = tl.zeros([16, COLUMNS], tl.float32)
     middle, low = high, high
     for start in range(index * SLICE, index * SLICE + SLICE, BLOCK):
         k = (start + tl.arange(0, BLOCK))[None, :]
-        w_tile = tl.load(w_rows + k, (columns < num_columns)[:, None] & (k < K), other=0.0)
         x_tile = tl.load(x + row * x_stride + k, (row < num_rows) & (k < K), other=0.0)
+        w_tile = load_columns(w, first, start, num_columns, COLUMNS, K, BLOCK)
         high, middle, low = add_products(x_tile, w_tile, high, middle, low, STACKED)
     at = sums + index * num_rows * num_columns
     store_slice(high, middle, low, at, columns, num_rows, num_columns, STACKED)
     if last_of_tile(arrived + tl.program_id(0), SLICES):
-        total = add_slices(sums, columns, num_rows, num_columns, SLICES, USED)
         rows = tl.arange(0, USED)[:, None]
         mask = (rows < num_rows) & (columns < num_columns)[None, :]
+        cells = sums + rows * num_columns + columns[None, :]
+        total = add_slices(cells, mask, num_rows * num_columns, SLICES)
         tl.store(out + rows * out_stride + columns[None, :], total, mask)
 
 
@@ -236,14 +243,16 @@ def workspace_size(num_columns: int, num_in: int, slice_length: int = SLICE) -> 
 def window_options(weight: torch.Tensor, slice_length: int, num_rows: int) -> dict[str, object]:
     """Constants and options of kernels that multiply a window's rows with slices of a matrix."""
     stacked = num_rows <= STACKED_ROWS
+    block = min(window_block(weight) if stacked else dot_block(weight, 64), slice_length)
     return {
         "STACKED": stacked,
         "USED": triton.next_power_of_2(num_rows),
         "COLUMNS": WINDOW_COLUMNS,
         "SLICE": slice_length,
-        "BLOCK": min(window_block(weight) if stacked else dot_block(weight, 64), slice_length),
+        "BLOCK": block,
         "num_warps": 4,
-        "num_stages": 2,
+        "num_stages": 1 if block == slice_length else 2,  # nothing is to be loaded ahead
+        **loads_together(),
         **step_launch(),
     }
 

@@ -21,7 +21,7 @@ from strata.ops.triton.arithmetic import (
     split_bfloat16,
     unstack,
 )
-from strata.ops.triton.capability import warps
+from strata.ops.triton.capability import loads_together, warps
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 from strata.ops.triton.float_matmul import (
     SLICE,
@@ -33,6 +33,7 @@ from strata.ops.triton.float_matmul import (
     add_slices,
     dot_block,
     last_of_tile,
+    load_columns,
     load_parts,
     multiply_parts,
     prefetch_slice,
@@ -122,9 +123,8 @@ def _mix(residual, output, inject, norm, down, written, scales, out, sums, squar
     launch_dependents()
     SLICES: tl.constexpr = WIDTH // SLICE
     tile, index = tl.program_id(0), tl.program_id(1)
-    prefetch_slice(
-        down, tile * COLUMNS + tl.arange(0, COLUMNS), num_columns, index, STREAMS * WIDTH, SLICE
-    )  # fmt: skip
+    first = tl.minimum(tile * COLUMNS, num_columns - 1)  # behind the last tile there is nothing of `down`
+    prefetch_slice(down, first, num_columns, index, COLUMNS, STREAMS * WIDTH, SLICE)
     prefetch(norm + index * SLICE, SLICE)
     wait_for_earlier()
     if tile == tl.num_programs(0) - 1:
@@ -133,31 +133,30 @@ def _mix(residual, output, inject, norm, down, written, scales, out, sums, squar
         if last_of_tile(arrived + tile, STREAMS * SLICES):
             row, stream = tl.arange(0, USED)[:, None], tl.arange(0, STREAMS)[None, :]
             cells = squares + (row * STREAMS + stream) * SLICES
-            total = tl.zeros([USED, STREAMS], tl.float32)
-            for each in tl.static_range(SLICES):
-                total += tl.load(cells + each, row < num_rows, other=0.0, cache_modifier=".cg")
+            total = add_slices(cells, (row < num_rows) & (stream >= 0), 1, SLICES)
             tl.store(scales + row * STREAMS + stream, tl.rsqrt(total / WIDTH + EPSILON), row < num_rows)
     else:
         columns = tile * COLUMNS + tl.arange(0, COLUMNS)
-        row = tl.arange(0, 4 if STACKED else 16)[:, None]
-        w_rows = down + columns.to(tl.int64)[:, None] * (STREAMS * WIDTH)
+        row = tl.arange(0, USED if STACKED else 16)[:, None]
         high = tl.zeros([16, COLUMNS], tl.float32)
         middle, low = high, high
         stream, is_row = index // SLICES, row < num_rows
         strength = tl.load(inject + row * STREAMS + stream, is_row, other=0.0) if WRITE else 0.0
         for start in range(index * SLICE, index * SLICE + SLICE, BLOCK):
             k = (start + tl.arange(0, BLOCK))[None, :]
-            w = tl.load(w_rows + k, (columns < num_columns)[:, None], other=0.0)
             x = _written(residual, output, strength, row, stream, k, is_row, WIDTH, STREAMS, WRITE)
-            high, middle, low = add_products(x * tl.load(norm + k), w, high, middle, low, STACKED)
+            x = x * tl.load(norm + k)
+            w = load_columns(down, tile * COLUMNS, start, num_columns, COLUMNS, STREAMS * WIDTH, BLOCK)
+            high, middle, low = add_products(x, w, high, middle, low, STACKED)
         size = num_rows * num_columns
         store_slice(high, middle, low, sums + index * size, columns, num_rows, num_columns, STACKED)
         if last_of_tile(arrived + tile, STREAMS * SLICES):
-            rows = tl.arange(0, USED)[:, None]
-            mask = (rows < num_rows) & (columns < num_columns)[None, :]
-            for each in tl.static_range(STREAMS):
-                total = add_slices(sums + each * SLICES * size, columns, num_rows, num_columns, SLICES, USED)
-                tl.store(out + each * size + rows * num_columns + columns[None, :], total, mask)
+            # All streams at once: what is loaded behind a store would be waited for by itself.
+            each = tl.arange(0, STREAMS * USED)[:, None]
+            mask = (each % USED < num_rows) & (columns < num_columns)[None, :]
+            cells = each % USED * num_columns + columns[None, :]
+            total = add_slices(sums + each // USED * (SLICES * size) + cells, mask, size, SLICES)
+            tl.store(out + each // USED * size + cells, total, mask)
 
 
 @triton.jit
@@ -194,6 +193,19 @@ def _scaled(product, scales, row, k, mask, num_rows, stride, STREAMS: tl.constex
 
 
 @triton.jit
+def _low(product, scales, row, k, num_rows, stride, LOW: tl.constexpr, STREAMS: tl.constexpr):
+    """`_scaled` elements of the low rank, zeros where there is none."""
+    return _scaled(product, scales, row, k, (row < num_rows) & (k < LOW), num_rows, stride, STREAMS)
+
+
+@triton.jit
+def _gate_weights(weight, gate_row, start, LOW: tl.constexpr, BLOCK: tl.constexpr):
+    """Elements `start` on of rows of `up`, `[rows, BLOCK]`; loaded as by `load_columns`."""
+    k = start + tl.arange(0, BLOCK)[:, None]
+    return tl.trans(tl.load(weight + (gate_row * LOW)[None, :] + k, k < LOW, other=0.0))
+
+
+@triton.jit
 def _activate(product, parts, num_rows, stride, STREAMS: tl.constexpr, LOW: tl.constexpr,
               PADDED: tl.constexpr):  # fmt: skip
     """A program is a row: what is multiplied with `up`, in parts, once for all of a prompt's programs."""
@@ -210,12 +222,12 @@ def _activate(product, parts, num_rows, stride, STREAMS: tl.constexpr, LOW: tl.c
 @triton.jit
 def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, code_scales, arrived, num_rows,
         product_stride, LOW: tl.constexpr, WIDTH: tl.constexpr, STREAMS: tl.constexpr, ROWS: tl.constexpr,
-        CHANNELS: tl.constexpr, BLOCK: tl.constexpr, INJECT: tl.constexpr,
+        USED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, INJECT: tl.constexpr,
         QUANTIZE: tl.constexpr):  # fmt: skip
     """A program is CHANNELS of some rows, with the gates of all their streams, streams innermost.
 
-    With 4 ROWS their parts are rows of one tile, see `stack_parts`. The first of a row's programs says how
-    strongly the block's output is to be added.
+    With 4 ROWS, of which there are USED, their parts are rows of one tile, see `stack_parts`. The first of a
+    row's programs says how strongly the block's output is to be added.
     """
     launch_dependents()
     COLUMNS: tl.constexpr = CHANNELS * STREAMS
@@ -229,15 +241,29 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
         prefetch(weight + gate_row * LOW, LOW)
         prefetch(norm + tl.arange(0, STREAMS) * WIDTH + tl.program_id(0) * CHANNELS, CHANNELS)
     wait_for_earlier()
+    # All that is read is asked for before any of it is used; in one layout, for what only is loaded Triton
+    # converts at once.
     value = tl.load(residual + wide_rows * (STREAMS * WIDTH) + gate_row[None, :], is_row, other=0.0)
-    value = value * tl.load(scales + rows[:, None] * STREAMS + stream[None, :], is_row, other=0.0)
-    value = value * tl.load(norm + gate_row)[None, :]
+    factor = tl.load(norm + wide_rows * 0 + gate_row[None, :], is_row, other=0.0)
+    row_scale = tl.zeros([ROWS, COLUMNS], tl.float32)
+    for index in tl.static_range(STREAMS):
+        scale_of = tl.load(scales + rows[:, None] * STREAMS + index, is_row, other=0.0)
+        row_scale = tl.where(stream[None, :] == index, scale_of, row_scale)
+    each = tl.arange(0, STREAMS)[None, :]
+    is_logit = is_row & (each < tl.where(tl.program_id(0) == 0, STREAMS, 0))
+    logit = tl.zeros([ROWS, STREAMS], tl.float32)
+    if INJECT:
+        if parts is not None:
+            logit = tl.load(product + wide_rows * product_stride + LOW + each, is_logit, other=0.0)
+        else:
+            logit = _scaled(
+                product, scales, rows[:, None], LOW + each, is_logit, num_rows, product_stride, STREAMS
+            )
     TILE: tl.constexpr = 16 if ROWS == 4 else ROWS
     high = tl.zeros([TILE, COLUMNS], tl.float32)
     middle, lowest = high, high
-    w_rows = weight + gate_row[:, None] * LOW
-    k = tl.arange(0, BLOCK)[None, :]
     if parts is not None:
+        w_rows, k = weight + gate_row[:, None] * LOW, tl.arange(0, BLOCK)[None, :]
         plane = tl.cast(num_rows, tl.int64) * LOW
         a_rows, is_column = parts + wide_rows * LOW, (gate_row >= 0)[:, None]
         a_high, a_middle, a_low, w = load_parts(a_rows, w_rows, plane, k, is_row, is_column, LOW)
@@ -247,27 +273,35 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
             high, middle, lowest = dot_parts(a_high, a_middle, a_low, w, high, middle, lowest)
             a_high, a_middle, a_low, w = ahead
     else:
-        for start in range(0, LOW, BLOCK):
-            w = tl.load(w_rows + (start + k), start + k < LOW, other=0.0)
-            mask = is_row & (start + k < LOW)
-            a = _scaled(product, scales, rows[:, None], start + k, mask, num_rows, product_stride, STREAMS)
+        row = tl.program_id(1) * ROWS + tl.arange(0, USED)[:, None]
+        WHOLE: tl.constexpr = LOW // BLOCK * BLOCK
+        if WHOLE < LOW:
+            REST: tl.constexpr = max(triton.next_power_of_2(LOW - WHOLE), min(BLOCK, 32))
+            last = _low(
+                product,
+                scales,
+                row,
+                WHOLE + tl.arange(0, REST)[None, :],
+                num_rows,
+                product_stride,
+                LOW,
+                STREAMS,
+            )
+            w_last = _gate_weights(weight, gate_row, WHOLE, LOW, REST)
+        for start in range(0, WHOLE, BLOCK):
+            k = start + tl.arange(0, BLOCK)[None, :]
+            a = _low(product, scales, row, k, num_rows, product_stride, LOW, STREAMS)
+            w = _gate_weights(weight, gate_row, start, LOW, BLOCK)
             high, middle, lowest = add_products(silu(a / STREAMS), w, high, middle, lowest, ROWS == 4)
+        if WHOLE < LOW:
+            high, middle, lowest = add_products(silu(last / STREAMS), w_last, high, middle, lowest, ROWS == 4)
     gate = unstack(high, COLUMNS) if ROWS == 4 else add_parts(high, middle, lowest)
-    gated = sigmoid(gate) * value
+    gated = sigmoid(gate) * (value * row_scale * factor)
     # streams lie innermost, so neighbours are added, whatever the layout
     mean = pairwise_sum(tl.reshape(gated, [ROWS * CHANNELS, STREAMS]), ROWS * CHANNELS, STREAMS) / STREAMS
     tl.store(out + wide_rows * WIDTH + channels[None, :], tl.reshape(mean, [ROWS, CHANNELS]), is_row)
     if INJECT:
-        is_owned = rows < tl.where(tl.program_id(0) == 0, num_rows, 0)
-        each = tl.arange(0, STREAMS)[None, :]
-        is_logit = is_owned[:, None] & (each >= 0)
-        if parts is not None:
-            logit = tl.load(product + wide_rows * product_stride + LOW + each, is_logit, other=0.0)
-        else:
-            logit = _scaled(
-                product, scales, rows[:, None], LOW + each, is_logit, num_rows, product_stride, STREAMS
-            )
-        tl.store(strengths + wide_rows * STREAMS + each, 2 * sigmoid(logit / STREAMS), is_owned[:, None])
+        tl.store(strengths + wide_rows * STREAMS + each, 2 * sigmoid(logit / STREAMS), is_logit)
     if QUANTIZE:
         block = tl.program_id(0) * CHANNELS // 128
         tile = tl.program_id(1) * (WIDTH // 128) + block
@@ -311,8 +345,9 @@ def read(
     rows, channels, block = 32 if has_matrix_units() else 16, 16, dot_block(weights.up, 64)
     if window:
         rows = 16
+    used = rows
     if num_rows <= STACKED_ROWS:
-        rows, block = 4, window_block(weights.up)
+        rows, block, used = 4, window_block(weights.up), triton.next_power_of_2(num_rows)
     x = residual.new_empty(num_rows, width)
     codes, code_scales = quantized or (x, x)
     arrived, parts = workspace.arrived, None
@@ -327,8 +362,10 @@ def read(
     _up[(width // channels, triton.cdiv(num_rows, rows))](
         written, scales, weights.norm, product, parts, weights.up, x, strengths, codes, code_scales, arrived,
         num_rows, product.stride(-2), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
-        CHANNELS=channels, BLOCK=block, INJECT=weights.down.shape[0] > weights.low_rank,
-        QUANTIZE=quantized is not None, num_warps=4 if window else warps(256), num_stages=2, **step_launch(),
+        USED=used, CHANNELS=channels, BLOCK=block, INJECT=weights.down.shape[0] > weights.low_rank,
+        QUANTIZE=quantized is not None, num_warps=4 if window else warps(256),
+        num_stages=2 if weights.low_rank >= 2 * block else 1, **(loads_together() if window else {}),
+        **step_launch(),
     )  # fmt: skip
     return written, x, strengths
 
