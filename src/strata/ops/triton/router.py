@@ -22,47 +22,63 @@ def _gate_of(x, gate, WIDTH: tl.constexpr):
 
 
 @triton.jit
+def _best(share, expert, USED: tl.constexpr, SLOTS: tl.constexpr, BLOCK: tl.constexpr):
+    """The USED largest shares, largest first, equal ones by their index: int32 and float32 `[SLOTS]`."""
+    slot = tl.arange(0, SLOTS)
+    chosen, shares = tl.zeros([SLOTS], tl.int32), tl.zeros([SLOTS], tl.float32)
+    key = share.to(tl.int32, bitcast=True)  # shares are positive, so their bits are ordered as they are
+    for index in range(USED):
+        best = tl.max(key, 0)
+        found = tl.min(tl.where(key == best, expert, BLOCK), 0)
+        chosen = tl.where(slot == index, found, chosen)
+        shares = tl.where(slot == index, best.to(tl.float32, bitcast=True), shares)
+        key = tl.where(expert == found, -1, key)
+    return chosen, shares
+
+
+@triton.jit
+def _forced(share, expert, forced, USED: tl.constexpr, SLOTS: tl.constexpr):
+    """The USED experts that `forced` names, and their shares, as `_best`."""
+    slot = tl.arange(0, SLOTS)
+    chosen, shares = tl.zeros([SLOTS], tl.int32), tl.zeros([SLOTS], tl.float32)
+    for index in range(USED):
+        found = tl.load(forced + index).to(tl.int32)
+        chosen = tl.where(slot == index, found, chosen)
+        shares = tl.where(slot == index, tl.sum(tl.where(expert == found, share, 0.0), 0), shares)
+    return chosen, shares
+
+
+@triton.jit
 def _route(logits, lane, position, forced, num_forced, ids, weights, shared, counts, x, gate, logits_stride,
            x_stride, EXPERTS: tl.constexpr, USED: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
            NORMALIZE: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip
-    """A program is a row; with WIDTH there is a shared expert."""
+    """A program is a row; with WIDTH there is a shared expert, and a row's second program is its gate."""
     launch_dependents()
-    if WIDTH:
-        prefetch(gate, WIDTH)
-    wait_for_earlier()
     row = tl.program_id(0)
-    logits += row * logits_stride
-    expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
-    is_slot = slot < USED
-    if tl.load(lane + row) < 0:
-        tl.store(ids + row * USED + slot, -1, is_slot)
-        return
-    logit = tl.load(logits + expert, expert < EXPERTS, other=float("-inf"))
-    if WIDTH:
+    if WIDTH and tl.program_id(1) == 1:
+        prefetch(gate, WIDTH)
+        wait_for_earlier()
         tl.store(shared + row, _gate_of(x + row * x_stride, gate, WIDTH))
-    share = tl.exp(logit - tl.max(logit, 0))
-    share = share / tl.sum(share, 0)
-    share = tl.where(share == share, share, 0.0)  # NaNs choose the first experts, not memory anywhere
-    chosen, shares = tl.zeros([SLOTS], tl.int32), tl.zeros([SLOTS], tl.float32)
-    if forced is None:
-        key = share.to(tl.int32, bitcast=True)  # shares are positive, so their bits are ordered as they are
-        for index in range(USED):
-            best = tl.max(key, 0)
-            found = tl.min(tl.where(key == best, expert, BLOCK), 0)
-            chosen = tl.where(slot == index, found, chosen)
-            shares = tl.where(slot == index, best.to(tl.float32, bitcast=True), shares)
-            key = tl.where(expert == found, -1, key)
     else:
-        forced += (tl.load(position + row) % num_forced).to(tl.int64) * USED
-        for index in range(USED):
-            found = tl.load(forced + index).to(tl.int32)
-            chosen = tl.where(slot == index, found, chosen)
-            shares = tl.where(slot == index, tl.sum(tl.where(expert == found, share, 0.0), 0), shares)
-    if NORMALIZE:
-        shares = shares / tl.sum(shares, 0)
-    tl.store(ids + row * USED + slot, chosen, is_slot)
-    tl.store(weights + row * USED + slot, shares, is_slot)
-    tl.atomic_add(counts + chosen, 1, is_slot, sem="relaxed")
+        wait_for_earlier()
+        expert, slot = tl.arange(0, BLOCK), tl.arange(0, SLOTS)
+        # A row of nobody is computed too: whoever asked first would wait twice.
+        is_somebody = tl.load(lane + row) >= 0
+        logit = tl.load(logits + row * logits_stride + expert, expert < EXPERTS, other=float("-inf"))
+        share = tl.exp(logit - tl.max(logit, 0))
+        share = share / tl.sum(share, 0)
+        share = tl.where(share == share, share, 0.0)  # NaNs choose the first experts, not memory anywhere
+        if forced is None:
+            chosen, shares = _best(share, expert, USED, SLOTS, BLOCK)
+        else:
+            at = tl.where(is_somebody, tl.load(position + row), 0) % num_forced
+            chosen, shares = _forced(share, expert, forced + at.to(tl.int64) * USED, USED, SLOTS)
+        if NORMALIZE:
+            shares = shares / tl.sum(shares, 0)
+        is_slot = slot < USED
+        tl.store(ids + row * USED + slot, tl.where(is_somebody, chosen, -1), is_slot)
+        tl.store(weights + row * USED + slot, shares, is_slot)
+        tl.atomic_add(counts + chosen, 1, slot < tl.where(is_somebody, USED, 0), sem="relaxed")
 
 
 def route(
@@ -99,7 +115,7 @@ def route(
     shared = None if shared_gate is None else logits.new_empty(num_rows)
     x, gate = shared_gate or (logits, logits)
     num_forced = 0 if forced is None else forced.shape[0]
-    _route[(num_rows,)](
+    _route[(num_rows, 1 if shared is None else 2)](
         logits, lane, position, forced, num_forced, ids, weights, shared, counts, x, gate, logits.stride(0),
         x.stride(0), EXPERTS=num_experts, USED=num_used, BLOCK=triton.next_power_of_2(num_experts),
         SLOTS=triton.next_power_of_2(num_used), NORMALIZE=normalize,
