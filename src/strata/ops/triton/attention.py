@@ -18,15 +18,16 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.ops.triton.capability import has_few_registers, warps
+from strata.ops.triton.attention_tile import list_cells, load_pairs, load_scores, score_pairs
+from strata.ops.triton.capability import has_few_registers, loads_together, warps
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
-from strata.ops.triton.kv import KVShape, PagedKV, cell_of, load_cells, load_part
+from strata.ops.triton.kv import KVShape, PagedKV, cell_values, load_cells
 from strata.ops.triton.quantize import quantize_blocks
 
 MIN_SPLIT = 64  # keys
 MAX_SPLITS = 64  # from 4096 keys on splits grow instead
 TILE, SMALL_TILE = 32, 16  # keys, the latter where registers are few
-AHEAD = 8  # splits that are loaded at a time to be merged
+AHEAD = 16  # splits that are loaded at a time to be merged
 PROMPT_ROWS = 16  # of a prompt's tile, query heads of a key-value head counted
 THREADS = 256  # with fewer, heads of 256 values take more registers than there are
 _LOG2_E = 1.4426950408889634
@@ -80,29 +81,6 @@ def _spans(position, PLAN: tl.constexpr):
 
 
 @triton.jit
-def _scores(q, pages, scales, cell, alive, PLAN: tl.constexpr):
-    """Products `[rows, cells]` of queries with keys, scaled.
-
-    64 values of a head at a time: all of them at once, in the form that matrix units take them, would be more
-    than a Radeon has registers. `q` is where a row's queries are, which of them exist, and the factor.
-    """
-    KV: tl.constexpr = PLAN.kv
-    WIDTH: tl.constexpr = min(64, PLAN.kv.dim)
-    PARTS: tl.constexpr = PLAN.kv.dim // WIDTH
-    ROWS: tl.constexpr = q[0].shape[0]
-    TILE: tl.constexpr = cell.shape[0]
-    score, rest = tl.zeros([ROWS, TILE], tl.float32), tl.zeros([ROWS, TILE], tl.float32)
-    for part in tl.static_range(PARTS):
-        d = part * WIDTH + tl.arange(0, WIDTH)
-        x = tl.load(q[0][:, None] + d[None], mask=q[1][:, None], other=0.0) * q[2]
-        high = x.to(tl.float16)
-        low = ((x - high.to(tl.float32)) * 2048.0).to(tl.float16)
-        k = tl.trans(load_part(pages, scales, cell, alive, part, WIDTH, KV))
-        score, rest = tl.dot(high, k, score), tl.dot(low, k, rest)
-    return score + rest * (1.0 / 2048.0)
-
-
-@triton.jit
 def _nothing(ROWS: tl.constexpr, DIM: tl.constexpr):
     """Maximum, sum and values of no keys."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -110,31 +88,37 @@ def _nothing(ROWS: tl.constexpr, DIM: tl.constexpr):
 
 
 @triton.jit
-def _attend_split(q, first, last, low, count, blocks, left_out, kv, lane, kv_head, PLAN: tl.constexpr):
+def _attend_split(q, first, last, low, count, blocks, left_out, kv, lane, kv_head, PLAN: tl.constexpr,
+                  AT_ONCE: tl.constexpr):  # fmt: skip
     """Keys `first` to `last` of a list: maximum, sum and weighted values of each row of a tile.
 
     Row i sees keys `low[i]` to `count[i]`. Scores are in units of log 2. Sums and values are 2**10 times what
     they are relative to the maximum, which keeps small probabilities out of float16's subnormal range.
+
+    AT_ONCE, all of a tile and where the next one is are asked for before anything is waited for: a window's
+    program would wait for each, a prompt's has others beside it, and on a Radeon no registers.
     """
     ROWS: tl.constexpr = q[0].shape[0]
     DIM: tl.constexpr = PLAN.kv.dim
-    BLOCK: tl.constexpr = PLAN.block
     TILE: tl.constexpr = PLAN.tile
     KV: tl.constexpr = PLAN.kv
     top, total, out = _nothing(ROWS, DIM)
+    following = list_cells(first, last, blocks, left_out, kv.page_table, lane, kv_head, PLAN)
     for start in range(first, last, TILE):
-        index = start + tl.arange(0, TILE)
-        alive = index < last
-        token = index
-        if BLOCK > 0:  # chosen blocks, then the tail
-            is_chosen = index < tl.where(left_out > 0, PLAN.budget * BLOCK, 0)
-            block = tl.load(blocks + index // BLOCK, mask=is_chosen & alive, other=0)
-            token = tl.where(is_chosen, block * BLOCK + index % BLOCK, index + left_out * BLOCK)
-        cell = cell_of(kv.page_table, lane, token, alive, kv_head, KV)
         # Plus zero, which no compiler knows: loaded before the loop, queries would fill the registers.
-        here = (q[0] + tl.minimum(start, 0), q[1], q[2])
-        scores = _scores(here, kv.k, kv.k_scales, cell, alive, PLAN)
-        v = load_cells(kv.v, kv.v_scales, cell, alive, KV)
+        here = (q[0] + tl.minimum(start, 0), q[1])
+        index = start + tl.arange(0, TILE)
+        if AT_ONCE:
+            cell, alive = following.to(tl.int64), index < last
+            pairs = load_pairs(here, kv.k, kv.k_scales, cell, alive, PLAN)
+            values = load_cells(kv.v, kv.v_scales, cell, alive, KV)
+            following = list_cells(start + TILE, last, blocks, left_out, kv.page_table, lane, kv_head, PLAN)
+            scores = score_pairs(pairs, q[2], ROWS, PLAN)
+        else:
+            following = list_cells(start, last, blocks, left_out, kv.page_table, lane, kv_head, PLAN)
+            cell, alive = following.to(tl.int64), index < last
+            scores = load_scores(here, q[2], kv.k, kv.k_scales, cell, alive, ROWS, PLAN)
+            values = load_cells(kv.v, kv.v_scales, cell, alive, KV)
         sees = (index[None] >= low[:, None]) & (index[None] < count[:, None])
         scores = tl.where(sees, scores, _NOTHING)
         new_top = tl.maximum(top, tl.max(scores, 1))
@@ -144,6 +128,7 @@ def _attend_split(q, first, last, low, count, blocks, left_out, kv, lane, kv_hea
         total = total * fade + tl.sum((p * 8192.0 + 0.5).to(tl.int32), 1).to(tl.float32) * (1.0 / 8192.0)
         p_high = p.to(tl.float16)
         p_low = (p - p_high.to(tl.float32)).to(tl.float16)
+        v = cell_values(values, KV)
         out = tl.dot(p_low, v, tl.dot(p_high, v, out * fade[:, None]))
         top = new_top
     return top, total, out
@@ -162,15 +147,22 @@ def _merge(result, split):
 
 
 @triton.jit
-def _store_result(merged, gate, gate_strides, result, row, head, mask, PLAN: tl.constexpr):
-    """Divide by the sum, multiply with the gate's sigmoid; store heads of rows `[rows, dim]`, return them."""
-    d = tl.arange(0, PLAN.kv.dim)
-    out = merged[2] / merged[1][:, None]
-    row = row.to(tl.int64)
+def _load_gate(gate, gate_strides, row, head, d, mask):
+    """Values `d` of the gates of heads of rows, `[rows, d]`; of no use without gates."""
+    value = tl.zeros([mask.shape[0], d.shape[0]], tl.float32)
     if gate is not None:
-        at = (row * gate_strides[0] + head * gate_strides[1])[:, None] + d[None]
-        out = out / (1 + tl.exp(-tl.load(gate + at, mask=mask[:, None], other=0.0)))
-    at = (row * PLAN.heads + head)[:, None] * PLAN.kv.dim + d[None]
+        at = (row.to(tl.int64) * gate_strides[0] + head * gate_strides[1])[:, None] + d[None]
+        value = tl.load(gate + at, mask=mask[:, None], other=0.0)
+    return value
+
+
+@triton.jit
+def _store_result(merged, gates, result, row, head, d, mask, PLAN: tl.constexpr, GATED: tl.constexpr):
+    """Divide by the sum, multiply with the gate's sigmoid; store values `[rows, d]` of heads, return them."""
+    out = merged[2] / merged[1][:, None]
+    if GATED:
+        out = out / (1 + tl.exp(-gates))
+    at = (row.to(tl.int64) * PLAN.heads + head)[:, None] * PLAN.kv.dim + d[None]
     tl.store(result + at, out, mask=mask[:, None])
     return out
 
@@ -182,10 +174,10 @@ def _window_kernel(q, rows, scale, blocks, parts, kv, PLAN: tl.constexpr, MEMBER
     GROUP: tl.constexpr = PLAN.heads // PLAN.kv.kv_heads
     tops, totals, outs = parts
     row, kv_head, split = tl.program_id(0), tl.program_id(1), tl.program_id(2)
-    lane = tl.load(rows[0] + row)
-    if lane < 0:
+    lane, position = tl.load(rows[0] + row), tl.load(rows[1] + row)
+    if tl.minimum(lane, position) < 0:  # no position is: both are loaded before the branch
         return
-    low, count, left_out, length = _spans(tl.load(rows[1] + row), PLAN)
+    low, count, left_out, length = _spans(position, PLAN)
     first = (low // length + split) * length
     if first >= count:
         return
@@ -195,7 +187,8 @@ def _window_kernel(q, rows, scale, blocks, parts, kv, PLAN: tl.constexpr, MEMBER
     last = tl.minimum(first + length, count)
     low, count = low + member * 0, count + member * 0
     blocks += row.to(tl.int64) * PLAN.budget
-    top, total, out = _attend_split(q, first, last, low, count, blocks, left_out, kv, lane, kv_head, PLAN)
+    result = _attend_split(q, first, last, low, count, blocks, left_out, kv, lane, kv_head, PLAN, True)
+    top, total, out = result
     part = (row.to(tl.int64) * PLAN.heads + head) * tl.num_programs(2) + split
     tl.store(tops + part, top, mask=inside)
     tl.store(totals + part, total, mask=inside)
@@ -206,33 +199,39 @@ def _window_kernel(q, rows, scale, blocks, parts, kv, PLAN: tl.constexpr, MEMBER
 @triton.jit
 def _merge_kernel(
     rows, parts, gate, gate_strides, result, codes, scales,
-    SPLITS: tl.constexpr, PLAN: tl.constexpr, AHEAD: tl.constexpr, QUANTIZE: tl.constexpr,
+    SPLITS: tl.constexpr, PLAN: tl.constexpr, AHEAD: tl.constexpr, WIDTH: tl.constexpr,
+    QUANTIZE: tl.constexpr,
 ):  # fmt: skip
-    """Merge the splits of one head of a row, AHEAD of them loaded at a time, and quantise it."""
+    """Merge the splits of WIDTH values of a head of a row, AHEAD loaded at a time, and quantise them."""
     begin_kernel()
     row, head = tl.program_id(0), tl.program_id(1)
-    if tl.load(rows[0] + row) < 0:
+    one, d = tl.arange(0, 1), tl.program_id(2) * WIDTH + tl.arange(0, WIDTH)
+    lane, position = tl.load(rows[0] + row), tl.load(rows[1] + row)
+    gates = _load_gate(gate, gate_strides, row + one, head, d, one == 0)
+    if tl.minimum(lane, position) < 0:  # no position is: both are loaded before the branch
         return
-    low, count, _, length = _spans(tl.load(rows[1] + row), PLAN)
+    low, count, _, length = _spans(position, PLAN)
     splits = tl.cdiv(count, length) - low // length
     DIM: tl.constexpr = PLAN.kv.dim
-    one, d = tl.arange(0, 1), tl.arange(0, DIM)
     part = (row.to(tl.int64) * PLAN.heads + head) * SPLITS + one
-    merged = _nothing(1, DIM)
+    merged = _nothing(1, WIDTH)
     for start in range(0, splits, AHEAD):
+        ahead = ()
         for split in tl.static_range(AHEAD):
             at = part + start + split
             exists = one + start + split < splits
             top = tl.load(parts[0] + at, mask=exists, other=_NOTHING)
             total = tl.load(parts[1] + at, mask=exists, other=0.0)
             out = tl.load(parts[2] + at[:, None] * DIM + d[None], mask=exists[:, None], other=0.0)
-            merged = _merge(merged, (top, total, out))
-    out = _store_result(merged, gate, gate_strides, result, row + one, head, one == 0, PLAN)
+            ahead = ahead + ((top, total, out),)  # noqa: RUF005 - Triton unpacks no tuple
+        for split in tl.static_range(AHEAD):
+            merged = _merge(merged, ahead[split])
+    out = _store_result(merged, gates, result, row + one, head, d, one == 0, PLAN, gate is not None)
     if QUANTIZE:
-        code, scale = quantize_blocks(tl.reshape(out, [DIM // 128, 128]))
-        block = (row.to(tl.int64) * PLAN.heads + head) * (DIM // 128) + tl.arange(0, DIM // 128)[:, None]
-        tl.store(codes + block * 128 + tl.arange(0, 128)[None], code)
-        tl.store(scales + block, scale)
+        code, scale = quantize_blocks(out)
+        block = (row.to(tl.int64) * PLAN.heads + head) * (DIM // WIDTH) + tl.program_id(2)
+        tl.store(codes + block * WIDTH + tl.arange(0, WIDTH)[None], code)
+        tl.store(scales + block + one[:, None], scale)
 
 
 @triton.jit
@@ -274,9 +273,11 @@ def _prompt_kernel(
     merged = _nothing(TOKENS * MEMBERS, PLAN.kv.dim)
     for split in range(first_split, tl.cdiv(last, length)):
         first, end = split * length, tl.minimum((split + 1) * length, last)
-        part = _attend_split(q, first, end, low, count, blocks, left_out, kv, lane, kv_head, PLAN)
+        part = _attend_split(q, first, end, low, count, blocks, left_out, kv, lane, kv_head, PLAN, False)
         merged = _merge(merged, part)
-    _store_result(merged, gate, gate_strides, result, row, head, inside, PLAN)
+    d = tl.arange(0, PLAN.kv.dim)
+    gates = _load_gate(gate, gate_strides, row, head, d, inside)
+    _store_result(merged, gates, result, row, head, d, inside, PLAN, gate is not None)
 
 
 class Parts(NamedTuple):
@@ -349,11 +350,13 @@ def attend_window(
     strides = None if gate is None else (gate.stride(0), gate.stride(1))
     _window_kernel[(rows, plan.kv.kv_heads, plan.splits)](
         q, (lane, position), scale * _LOG2_E, lane if blocks is None else blocks, parts, kv, PLAN=plan,
-        MEMBERS=members, num_warps=warps(THREADS), num_stages=1, **step_launch(),
+        MEMBERS=members, num_warps=warps(THREADS), num_stages=1, **loads_together(), **step_launch(),
     )  # fmt: skip
-    _merge_kernel[(rows, plan.heads)](
+    width = min(plan.kv.dim, 128)
+    _merge_kernel[(rows, plan.heads, plan.kv.dim // width)](
         (lane, position), parts, gate, strides, out, codes, scales, SPLITS=plan.splits, PLAN=plan,
-        AHEAD=min(AHEAD, plan.splits), QUANTIZE=quantized is not None, num_warps=1, **step_launch(),
+        AHEAD=min(AHEAD, plan.splits), WIDTH=width, QUANTIZE=quantized is not None, num_warps=1,
+        **loads_together(), **step_launch(),
     )  # fmt: skip
 
 

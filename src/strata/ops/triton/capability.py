@@ -39,7 +39,7 @@ def load_stages() -> int:
 
 
 def loads_together() -> dict[str, int]:
-    """Options of a kernel of four warps that asks for much at once, then waits for it.
+    """Options of a kernel that asks for much at once, then waits for it.
 
     NVIDIA's assembler would move loads behind arithmetic, or spill, to fit as many warps as a multiprocessor
     takes: a limit on registers that is never met keeps loads together.

@@ -85,30 +85,53 @@ def cell_of(page_table, lane, token, mask, kv_head, SHAPE: tl.constexpr):
 
 @triton.jit
 def load_cells(pages, scales, cell, mask, SHAPE: tl.constexpr):
-    """float16 `[cells, dim]`; zero where `mask` is not."""
+    """What `cell_values` makes float16 `[cells, dim]` of; zero where `mask` is not."""
     DIM: tl.constexpr = SHAPE.dim
     if SHAPE.quantised:
         GROUPS: tl.constexpr = (DIM + 63) // 64
         WIDTH: tl.constexpr = DIM // GROUPS
         group, inside = tl.arange(0, GROUPS), tl.arange(0, WIDTH)
         at = cell[:, None, None] * DIM + (group[:, None] * WIDTH + inside[None, :])[None]
-        codes = tl.load(pages + at, mask=mask[:, None, None], other=0)
-        scale = tl.load(scales + cell[:, None] * GROUPS + group[None], mask=mask[:, None], other=0.0)
-        return tl.reshape(codes.to(tl.float16) * scale[:, :, None], [cell.shape[0], DIM])
+        return _load_both(
+            pages + at, scales + cell[:, None] * GROUPS + group[None], mask[:, None, None], mask[:, None]
+        )
     else:
-        return tl.load(pages + cell[:, None] * DIM + tl.arange(0, DIM)[None], mask=mask[:, None], other=0.0)
+        at = pages + cell[:, None] * DIM + tl.arange(0, DIM)[None]
+        return (tl.load(at, mask=mask[:, None], other=0.0),)
+
+
+@triton.jit
+def cell_values(cells, SHAPE: tl.constexpr):
+    """float16 `[cells, dim]`, of what `load_cells` has loaded."""
+    if SHAPE.quantised:
+        x = cells[0].to(tl.float16) * cells[1][:, :, None]
+        return tl.reshape(x, [cells[0].shape[0], SHAPE.dim])
+    else:
+        return cells[0]
 
 
 @triton.jit
 def load_part(pages, scales, cell, mask, part, WIDTH: tl.constexpr, SHAPE: tl.constexpr):
-    """float16 `[cells, WIDTH]`: values `part * WIDTH` and following; WIDTH is those of one scale, at most."""
-    d = part * WIDTH + tl.arange(0, WIDTH)
-    x = tl.load(pages + cell[:, None] * SHAPE.dim + d[None], mask=mask[:, None], other=0)
+    """What `part_values` makes float16 `[WIDTH, cells]` of: values `part * WIDTH` on; WIDTH share a scale."""
+    at = pages + cell[None] * SHAPE.dim + (part * WIDTH + tl.arange(0, WIDTH))[:, None]
     if SHAPE.quantised:
         GROUPS: tl.constexpr = (SHAPE.dim + 63) // 64
-        scale = tl.load(scales + cell * GROUPS + part * WIDTH // 64, mask=mask, other=0.0)
-        x = x.to(tl.float16) * scale[:, None]
-    return x
+        return _load_both(at, scales + cell * GROUPS + part * WIDTH // 64, mask[None], mask)
+    else:
+        return (tl.load(at, mask=mask[None], other=0.0),)
+
+
+@triton.jit
+def part_values(part, SHAPE: tl.constexpr):
+    """float16 `[WIDTH, cells]`, of what `load_part` has loaded."""
+    return part[0].to(tl.float16) * part[1][None] if SHAPE.quantised else part[0]
+
+
+@triton.jit
+def _load_both(codes, scales, is_code, is_scale):
+    """Codes and scales. What is only loaded, Triton would convert for its use at once, and wait for it."""
+    code, scale = tl.load(codes, is_code, other=0), tl.load(scales, is_scale, other=0.0)
+    return tl.where(is_code, code, 0), tl.where(is_scale, scale, 0.0)
 
 
 @triton.jit
