@@ -76,37 +76,27 @@ def _score_kernel(
 def _best(score, count, budget):
     """Where in order of index the best `budget` of `count` scores go, int32; -1 for those not chosen.
 
-    `score` float32 `[n]`, not negative, `count` of them; ties are the lowest index's.
+    `score` float32 `[n]`, not negative, `count` of them, n at most 2**13; ties are the lowest index's.
     """
     index = tl.arange(0, score.shape[0])
     # float32 that are not negative are in the order of their bits; + 1, so that 0 is less than all of them
     key = tl.where(index < count, score.to(tl.int32, bitcast=True) + 1, 0)
     budget = tl.minimum(budget, count)
     # At least `budget` keys reach `low`, fewer reach `high`; when exactly `budget` do, these are the ones.
-    # Three counts at a time, 20 bits for each, quarter what is between.
+    # Two counts at a time, 16 bits for each, third what is between.
     low, high, reach = 1, tl.max(key, 0) + 1, count
     while (high - low > 1) & (reach > budget):
-        step = tl.maximum((high - low) // 4, 1)
-        one, two, three = low + step, tl.minimum(low + 2 * step, high), tl.minimum(low + 3 * step, high)
-        counts = (
-            (key >= one).to(tl.int64)
-            + ((key >= two).to(tl.int64) << 20)
-            + ((key >= three).to(tl.int64) << 40)
-        )
-        counts = tl.sum(counts, 0)
-        at_one, at_two, at_three = counts & 0xFFFFF, (counts >> 20) & 0xFFFFF, counts >> 40
-        high = tl.where(
-            at_one < budget, one, tl.where(at_two < budget, two, tl.where(at_three < budget, three, high))
-        )
-        low = tl.where(
-            at_three >= budget, three, tl.where(at_two >= budget, two, tl.where(at_one >= budget, one, low))
-        )
-        number = tl.where(at_three >= budget, at_three, tl.where(at_two >= budget, at_two, at_one))
-        reach = tl.where(at_one >= budget, number.to(tl.int32), reach)
+        step = tl.maximum((high - low) // 3, 1)
+        one, two = low + step, tl.minimum(low + 2 * step, high)
+        counts = tl.sum((key >= one).to(tl.int32) + ((key >= two).to(tl.int32) << 16), 0)
+        at_one, at_two = counts & 0xFFFF, counts >> 16
+        high = tl.where(at_one < budget, one, tl.where(at_two < budget, two, high))
+        low = tl.where(at_two >= budget, two, tl.where(at_one >= budget, one, low))
+        reach = tl.where(at_two >= budget, at_two, tl.where(at_one >= budget, at_one, reach))
     above = tl.where(reach > budget, low, low - 1)  # above it all are chosen, at it the first ones
     greater, equal = key > above, key == above
     ties = budget - tl.sum(greater.to(tl.int32), 0)
-    # both counts in one scan: at most 2**13 keys
+    # both counts in one scan
     both = tl.cumsum((greater.to(tl.int32) << 16) + equal.to(tl.int32), 0)
     equal_before = (both & 0xFFFF) - equal.to(tl.int32)
     place = (both >> 16) - greater.to(tl.int32) + tl.minimum(equal_before, ties)
