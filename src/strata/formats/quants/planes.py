@@ -211,7 +211,10 @@ def _grid_codes(format: str, tiles: _Tiles) -> tuple[np.ndarray, np.ndarray]:
 
 
 def random_planes(format: str, num_out: int, num_in: int, seed: int, scale: float = 1.0) -> np.ndarray:
-    """Planes of a made-up matrix: random codes, scales and minima normal with deviation `scale`."""
+    """Planes of a made-up matrix: random codes, scales and minima normal with deviation `scale`.
+
+    Sub-scales and sub-minima are such as a file can hold: six bits where they are `u8`.
+    """
     f = QUANT_PLANES[format]
     rng = np.random.default_rng(seed)
     planes = rng.integers(0, 256, plane_bytes(format, num_out, num_in), dtype=np.uint8)
@@ -220,6 +223,9 @@ def random_planes(format: str, num_out: int, num_in: int, seed: int, scale: floa
         if f.scale == "f16" and f.row_bytes(num_in)[plane]:
             values = tiles.view(plane, np.float16)
             values[...] = scale * rng.standard_normal(values.shape)
+    if f.sub == "u8":
+        for plane in ("sub", "sub_minimum"):
+            tiles.view(plane, np.uint8)[...] &= 63
     if f.scale == "e8m0":
         values = tiles.view("scale", np.uint8)
         values[...] = rng.integers(110, 130, values.shape)
