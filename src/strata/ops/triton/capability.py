@@ -27,15 +27,21 @@ def has_few_registers() -> bool:
     return not has_matrix_units() or driver.active.get_current_target().arch in _FEW_REGISTERS
 
 
+def loads_to_shared_memory() -> bool:
+    """Whether the loads of a loop go to shared memory by themselves, and matrix instructions read it there.
+
+    Elsewhere tiles pass through registers, and a product's are all there at once.
+    """
+    return not INTERPRETED and driver.active.get_current_target().backend == "cuda"
+
+
 def load_stages() -> int:
     """`num_stages` of a loop of loads and products, so that the next loads are under way during a product.
 
     For NVIDIA, with two, Triton asks for what comes next when a product is done, and waits for it at once.
     For AMD two do, and more would take registers.
     """
-    if INTERPRETED or driver.active.get_current_target().backend != "cuda":
-        return 2
-    return 3
+    return 3 if loads_to_shared_memory() else 2
 
 
 def loads_together() -> dict[str, int]:

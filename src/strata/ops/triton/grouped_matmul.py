@@ -16,7 +16,8 @@ from strata.ops.triton.intrinsics import INTERPRETED
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.sorted_rows import SortedRows, rows_of_block
 from strata.ops.triton.step import step_bytes, step_sums
-from strata.ops.triton.unpacked_matmul import unpacked_bytes, unpacked_matmul
+from strata.ops.triton.unpack import unpacked_bytes
+from strata.ops.triton.unpacked_matmul import unpacked_matmul
 
 _ROWS = tl.constexpr(TILE_ROWS)
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)

@@ -15,8 +15,12 @@ def _pair(first, second):
 
 
 @triton.jit
-def step_bytes(tile, grid, step, row, FORMAT: tl.constexpr, K: tl.constexpr):
-    """The 32 weights of a step: int8 `[n, 32]` for `tile` and `row` `[n, 1]`, and a codebook's extra bits."""
+def step_words(tile, grid, step, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """The 32 weights of a step, and a codebook's extra bits.
+
+    Returns:
+        int32 `[n, 8]` for `tile` and `row` `[n, 1]`, of four weights each, and int32 that broadcasts.
+    """
     LOW: tl.constexpr = fact(FORMAT, "low")
     extra = row
     if fact(FORMAT, "values") == "grid":
@@ -37,6 +41,13 @@ def step_bytes(tile, grid, step, row, FORMAT: tl.constexpr, K: tl.constexpr):
             even = _pair(words, plain_codes(low, high, 2, FORMAT))
             words = _pair(even, _pair(plain_codes(low, high, 1, FORMAT), plain_codes(low, high, 3, FORMAT)))
         words = less(words, fact(FORMAT, "offset"))
+    return words, extra
+
+
+@triton.jit
+def step_bytes(tile, grid, step, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """The weights of `step_words` as int8 `[n, 32]`, and the extra bits."""
+    words, extra = step_words(tile, grid, step, row, FORMAT, K)
     even = _pair(words.to(tl.int8), (words >> 16).to(tl.int8))
     return _pair(even, _pair((words >> 8).to(tl.int8), (words >> 24).to(tl.int8))), extra
 

@@ -24,7 +24,7 @@ from strata.ops.triton.quantized_matmul import (
     quantized_matmuls,
 )
 from strata.ops.triton.sorted_rows import BLOCKS, sort_rows
-from strata.ops.triton.unpacked_matmul import unpacked_bytes
+from strata.ops.triton.unpack import unpacked_bytes
 
 _Case = tuple[str, torch.Tensor, torch.Tensor]
 _WIDTHS = {256: 768, 64: 192, 32: 160, 16: 192}  # of rows, by the weights that share a scale
