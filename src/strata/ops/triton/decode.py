@@ -174,9 +174,7 @@ def grid_signs(tile, step, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def grid_entry(
-    tile, grid, step, place, row, extra, signs, FORMAT: tl.constexpr, K: tl.constexpr
-):
+def grid_entry(tile, grid, step, place, row, extra, signs, FORMAT: tl.constexpr, K: tl.constexpr):
     """The 4 or 8 weights that index `place` of a step names.
 
     Returns:
@@ -187,12 +185,10 @@ def grid_entry(
     EXTRA: tl.constexpr = fact(FORMAT, "extra")
     index = step * (32 // WEIGHTS) + place
     entry = tl.load((tile + plane_offset(FORMAT, K, "low")) + (index * _ROWS + row)).to(tl.int32)
-    if EXTRA == 16:
-        if FORMAT == "IQ1_S":
-            upper = ((extra >> (place * 3)) & 7) | ((extra >> 12) & 8)
-        else:
-            upper = (extra >> (place * 4)) & 15
-        entry |= upper << 8
+    if FORMAT == "IQ1_S":
+        entry |= (((extra >> (place * 3)) & 7) | ((extra >> 12) & 8)) << 8
+    elif EXTRA == 16:
+        entry |= ((extra >> (place * 4)) & 15) << 8
     elif EXTRA == 8 and WEIGHTS == 8:
         entry |= ((extra >> (place * 2)) & 3) << 8
     elif EXTRA:

@@ -167,7 +167,7 @@ def _swiglu_block(
     y, factors, expert, is_here, codes, scales, entry, block,
     FF: tl.constexpr, TERMS: tl.constexpr, GATE_TERMS: tl.constexpr, UP_TERMS: tl.constexpr,
 ):  # fmt: skip
-    """SwiGLU of a block of an entry, quantised and stored if `is_here`; what is read need not wait for that."""
+    """SwiGLU of a block of an entry, quantised, and stored if `is_here`: reading need not wait for that."""
     k = block * _BLOCK + tl.arange(0, _BLOCK)
     at = entry * (TERMS * 2 * FF) + k
     gate = _product_of(y, at, 2 * FF, k < FF, GATE_TERMS)

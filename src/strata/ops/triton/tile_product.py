@@ -33,7 +33,7 @@ from strata.ops.triton.intrinsics import INTERPRETED, dot4
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
 
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
-# Sums of a program that adds up terms, one for each lane of a warp: it takes as long as its instructions are many.
+# Sums of a program that adds up terms, one in a lane: its time is that of its instructions.
 SUMS = 32
 
 
@@ -217,7 +217,7 @@ def _span_terms(
     """What `SPANS` spans of a tile from `first` on add to a product, and their minima (else the same again).
 
     All that is read is asked for before anything is multiplied or stored: a card waits for its memory once.
-    Scales are decoded after that, since Triton moves them to where they are needed as soon as they are floats.
+    Scales are decoded after that: Triton moves them to where they are needed as soon as they are floats.
 
     Returns:
         float32 `[R, SPANS, 4, 4]` twice.
