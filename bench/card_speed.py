@@ -82,6 +82,7 @@ def main():
         result |= measure_behind(loaded.runner, args.depths, args.tokens)
         if args.profile:
             profile_step(loaded.runner)
+            profile_prompt(loaded.runner, min(args.prompts[-1], 4096))
         result |= {"budget_mib": budget, "slots": cache.num_bytes / 1e9, "held": cache.residency.held.mean()}
         results.append(result)
         say(json.dumps(result, default=float))
@@ -244,9 +245,31 @@ def profile_step(runner):
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         graph.replay()
         torch.cuda.synchronize()
-    kernels = sum(event.count for event in profile.key_averages())
-    say(f"{kernels} kernels and copies")
-    say(profile.key_averages().table(sort_by="cuda_time_total", row_limit=25, max_name_column_width=50))
+    say_kernels(profile)
+
+
+def profile_prompt(runner, length):
+    """What of a prompt's time each kernel takes."""
+    lane = next(iter(card_lanes(runner, 0, 8192)))
+    lane.reset()
+    lane.begin(list(range(length)), SamplingParams(temperature=0.0))
+    say(f"a prompt of {length} tokens:")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        while lane.prefill() < length:
+            pass
+        torch.cuda.synchronize()
+    say_kernels(profile)
+
+
+def say_kernels(profile):
+    """A line for each kernel: its share, its time in all and for a launch, and its launches."""
+    events = [event for event in profile.key_averages() if event.device_time_total]
+    total, count = (sum(getattr(event, name) for event in events) for name in ("device_time_total", "count"))
+    say(f"{count} kernels and copies, {total / 1000:.3f} ms")
+    for event in sorted(events, key=lambda event: -event.device_time_total)[:30]:
+        time = event.device_time_total
+        each = f"{event.count:5} of {time / event.count:9.2f} us"
+        say(f"{time / total:6.1%} {time / 1000:9.3f} ms {each}  {event.key[:60]}")
 
 
 if __name__ == "__main__":
