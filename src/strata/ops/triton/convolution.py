@@ -31,7 +31,20 @@ def load_rows(index, mask, taken, past, pending, x, columns, channels, x_stride,
 
 
 @triton.jit
-def convolve_rows(index, is_row, taken, past, pending, x, weight, columns, is_column, channels, x_stride,
+def load_taps(weight, columns, is_column, KERNEL: tl.constexpr):
+    """The KERNEL weights of columns, a tuple of `[columns]`.
+
+    By themselves: Triton converts them for their use at once, and rows loaded between two would wait.
+    """
+    taps = ()
+    for tap in tl.static_range(KERNEL):
+        factor = tl.load(weight + columns * KERNEL + tap, is_column, other=0.0)
+        taps = taps + (factor,)  # noqa: RUF005 - Triton unpacks no tuple
+    return taps
+
+
+@triton.jit
+def convolve_rows(index, is_row, taken, past, pending, x, taps, columns, is_column, channels, x_stride,
                   KERNEL: tl.constexpr, DILATION: tl.constexpr):  # fmt: skip
     """Rows `index`, convolved: sums of `weight[c, j] * row[index - (KERNEL - 1 - j) * DILATION]`.
 
@@ -39,6 +52,7 @@ def convolve_rows(index, is_row, taken, past, pending, x, weight, columns, is_co
 
     Args:
         index, is_row: `[rows]`, and which of them there are.
+        taps: of `load_taps`.
         columns, is_column: `[columns]`.
 
     Returns:
@@ -50,8 +64,7 @@ def convolve_rows(index, is_row, taken, past, pending, x, weight, columns, is_co
     for tap in tl.static_range(KERNEL):
         at = index - (KERNEL - 1 - tap) * DILATION
         rows = load_rows(at, mask, taken, past, pending, x, columns, channels, x_stride, HISTORY)
-        factor = tl.load(weight + columns * KERNEL + tap, is_column, other=0.0)
-        product = rows * factor[None, :]
+        product = rows * taps[tap][None, :]
         if tap == 0:
             total = product
         else:
@@ -60,10 +73,10 @@ def convolve_rows(index, is_row, taken, past, pending, x, weight, columns, is_co
 
 
 @triton.jit
-def advance(taken, count, past, pending, x, columns, is_column, channels, x_stride,
-            HISTORY: tl.constexpr, HISTORY_BLOCK: tl.constexpr, TILE: tl.constexpr,
-            COMMIT: tl.constexpr):  # fmt: skip
-    """Move the past on by `taken` rows and keep the `count` rows of `x` as pending; or commit those too."""
+def load_advance(taken, count, past, pending, x, columns, is_column, channels, x_stride,
+                 HISTORY: tl.constexpr, HISTORY_BLOCK: tl.constexpr, TILE: tl.constexpr,
+                 COMMIT: tl.constexpr):  # fmt: skip
+    """What `store_advance` stores: rows that are then past, and if they are not committed, pending ones."""
     committed = taken
     if COMMIT:
         committed += count
@@ -72,10 +85,33 @@ def advance(taken, count, past, pending, x, columns, is_column, channels, x_stri
     moved = load_rows(
         index + committed, mask, taken, past, pending, x, columns, channels, x_stride, HISTORY
     )  # fmt: skip
-    is_pending = (row < count)[:, None] & is_column[None, :]
+    kept = moved
     if not COMMIT:
+        is_pending = (row < count)[:, None] & is_column[None, :]
         kept = tl.load(x + row[:, None] * x_stride + columns[None, :], is_pending, other=0)
+    return moved, kept
+
+
+@triton.jit
+def store_advance(loaded, count, past, pending, columns, is_column, channels,
+                  HISTORY: tl.constexpr, HISTORY_BLOCK: tl.constexpr, TILE: tl.constexpr,
+                  COMMIT: tl.constexpr):  # fmt: skip
+    """Move the past on by `taken` rows and keep the `count` rows of `x` as pending; or commit those too."""
+    index, row = tl.arange(0, HISTORY_BLOCK), tl.arange(0, TILE)
+    mask = (index < HISTORY)[:, None] & is_column[None, :]
     tl.debug_barrier()  # all threads have read what is now overwritten
-    tl.store(past + index[:, None] * channels + columns[None, :], moved, mask)
+    tl.store(past + index[:, None] * channels + columns[None, :], loaded[0], mask)
     if not COMMIT:
-        tl.store(pending + row[:, None] * channels + columns[None, :], kept, is_pending)
+        is_pending = (row < count)[:, None] & is_column[None, :]
+        tl.store(pending + row[:, None] * channels + columns[None, :], loaded[1], is_pending)
+
+
+@triton.jit
+def advance(taken, count, past, pending, x, columns, is_column, channels, x_stride,
+            HISTORY: tl.constexpr, HISTORY_BLOCK: tl.constexpr, TILE: tl.constexpr,
+            COMMIT: tl.constexpr):  # fmt: skip
+    """`load_advance` and `store_advance`, where nothing is stored between them."""
+    loaded = load_advance(taken, count, past, pending, x, columns, is_column, channels, x_stride, HISTORY,
+                          HISTORY_BLOCK, TILE, COMMIT)  # fmt: skip
+    store_advance(loaded, count, past, pending, columns, is_column, channels, HISTORY, HISTORY_BLOCK, TILE,
+                  COMMIT)  # fmt: skip

@@ -13,7 +13,7 @@ import triton.language as tl
 
 from strata.ops.gated_delta_net import L2_EPSILON
 from strata.ops.triton.arithmetic import sigmoid, silu, softplus
-from strata.ops.triton.convolution import TILE, advance, convolve_rows
+from strata.ops.triton.convolution import TILE, convolve_rows, load_advance, load_taps, store_advance
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 from strata.ops.triton.quantize import quantize_blocks
@@ -101,8 +101,14 @@ def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_ga
     PARTS: tl.constexpr = 2 * KEY_HEADS + HEADS
     LENGTH: tl.constexpr = (2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM) // PARTS
     part = tl.minimum(head, PARTS - 1)
-    prefetch(weight + part * (LENGTH * KERNEL), LENGTH * KERNEL)
     prefetch(past + (which * PARTS + part) * (LENGTH * (KERNEL - 1)), LENGTH * (KERNEL - 1))
+    is_value = head >= 2 * KEY_HEADS
+    offset = tl.where(is_value, 2 * KEY_HEADS * (KEY_DIM - VALUE_DIM) + head * VALUE_DIM, head * KEY_DIM)
+    column = tl.arange(0, COLUMNS)
+    dim = tl.where(is_value, VALUE_DIM, KEY_DIM)
+    columns, is_column = offset + column, column < dim
+    # No step writes weights: they are asked for before whose rows there are.
+    taps = load_taps(weight, columns, column < tl.where(head < PARTS, dim, 0), KERNEL)
     wait_for_earlier()
     first, count = lane_rows(lane, num_rows, which, LANE_BLOCK)
     taken = tl.load(accepted + which)
@@ -120,17 +126,14 @@ def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_ga
             past += which * ((KERNEL - 1) * CHANNELS)
             pending += which * (MAX_PENDING * CHANNELS)
             qkv += first * qkv_stride
-            is_value = head >= 2 * KEY_HEADS
-            offset = tl.where(
-                is_value, 2 * KEY_HEADS * (KEY_DIM - VALUE_DIM) + head * VALUE_DIM, head * KEY_DIM
-            )
-            column = tl.arange(0, COLUMNS)
-            is_column = column < tl.where(is_value, VALUE_DIM, KEY_DIM)
-            columns = offset + column
+            # Before anything is stored, for a load behind it would be waited for by itself.
+            is_moved = column < tl.where(tile == 0, dim, 0)
+            moved = load_advance(taken, count, past, pending, qkv, columns, is_moved, CHANNELS, qkv_stride,
+                                 KERNEL - 1, HISTORY_BLOCK, TILE, COMMIT)  # fmt: skip
             for at in range(start, end, TILE):
                 index = at + tl.arange(0, TILE)
                 is_row = index < end
-                y = silu(convolve_rows(KERNEL - 1 + taken + index, is_row, taken, past, pending, qkv, weight,
+                y = silu(convolve_rows(KERNEL - 1 + taken + index, is_row, taken, past, pending, qkv, taps,
                                        columns, is_column, CHANNELS, qkv_stride, KERNEL, 1))  # fmt: skip
                 if not is_value:
                     y = y * tl.rsqrt(tl.sum(y * y, 1) + EPSILON)[:, None]
@@ -144,8 +147,8 @@ def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_ga
                 is_cell = (is_row & (index < 0))[:, None] & is_column[None, :]
                 tl.store(row[:, None] + columns[None, :], y, is_cell)
             if tile == 0:
-                advance(taken, count, past, pending, qkv, columns, is_column, CHANNELS, qkv_stride,
-                        KERNEL - 1, HISTORY_BLOCK, TILE, COMMIT)  # fmt: skip
+                store_advance(moved, count, past, pending, columns, is_column, CHANNELS, KERNEL - 1,
+                              HISTORY_BLOCK, TILE, COMMIT)  # fmt: skip
 
 
 @triton.jit

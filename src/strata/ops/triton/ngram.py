@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid, silu
-from strata.ops.triton.convolution import TILE, advance, convolve_rows, load_rows
+from strata.ops.triton.convolution import TILE, advance, convolve_rows, load_rows, load_taps
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 
@@ -163,7 +163,8 @@ def _add(residual, gated, normalized, weight, past, pending, lane, accepted, out
     mask = columns < channels
     index = begin + tl.arange(0, TILE)
     is_row = index < count
-    convolved = convolve_rows(HISTORY + taken + index, is_row, taken, past, pending, normalized, weight,
+    taps = load_taps(weight, columns, mask, KERNEL)
+    convolved = convolve_rows(HISTORY + taken + index, is_row, taken, past, pending, normalized, taps,
                               columns, mask, channels, channels, KERNEL, DILATION)  # fmt: skip
     cells = (first + index)[:, None] * channels + columns[None, :]
     is_cell = is_row[:, None] & mask[None, :]
