@@ -16,7 +16,7 @@ from strata.ops.triton.expert_groups import group_entries
 from strata.ops.triton.expert_records import Between, ExpertBuffers, ExpertShape, SharedExpert
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_blocks
-from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook
+from strata.ops.triton.quantized_matmul import FEW_ROWS, PlaneMatrix, codebook
 from strata.ops.triton.tile_product import (
     SUMS,
     num_parts,
@@ -383,9 +383,10 @@ def combine_experts(
     if out is None:
         out = torch.empty(rows, width, dtype=torch.float32, device=y.device)
     shared_y, shared_share = shared or (y, weights)
-    _combine_kernel[(triton.cdiv(width, SUMS), rows)](
+    block = SUMS if rows <= FEW_ROWS else 128
+    _combine_kernel[(triton.cdiv(width, block), rows)](
         ids, host_entry, weights, y, host_y, factors, shared_y, shared_share, out, width,
-        SLOTS=slots, PADDED=triton.next_power_of_2(slots), BLOCK=SUMS,
+        SLOTS=slots, PADDED=triton.next_power_of_2(slots), BLOCK=block,
         SHARED_TERMS=0 if shared is None else shared_y.shape[1], num_warps=1, **step_launch(),
     )  # fmt: skip
     return out
