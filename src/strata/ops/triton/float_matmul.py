@@ -12,7 +12,6 @@ first, once for all columns, and its programs go through all slices.
 import torch
 import triton
 import triton.language as tl
-from triton.runtime.driver import driver
 
 from strata.ops.triton.arithmetic import (
     add_parts,
@@ -23,9 +22,14 @@ from strata.ops.triton.arithmetic import (
     stack_parts,
     unstack,
 )
-from strata.ops.triton.capability import load_stages, loads_together, warps
+from strata.ops.triton.capability import (
+    has_few_registers,
+    load_stages,
+    loads_to_shared_memory,
+    loads_together,
+    warps,
+)
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
-from strata.ops.triton.intrinsics import INTERPRETED
 
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
@@ -230,8 +234,9 @@ def window_block(weight: torch.Tensor) -> int:
     Of two stages only one is loaded before the first product, so a slice should be one; registers of a Radeon
     hold half of it.
     """
-    on_nvidia = not INTERPRETED and driver.active.get_current_target().backend == "cuda"
-    return dot_block(weight, SLICE if on_nvidia else SLICE // 2)
+    if loads_to_shared_memory():
+        return dot_block(weight, SLICE)
+    return dot_block(weight, SLICE // 4 if has_few_registers() else SLICE // 2)
 
 
 def workspace_size(num_columns: int, num_in: int, slice_length: int = SLICE) -> tuple[int, int]:

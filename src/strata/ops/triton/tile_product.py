@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
+from strata.ops.triton.capability import loads_together
 from strata.ops.triton.decode import (
     ONES,
     constant,
@@ -29,7 +30,7 @@ from strata.ops.triton.decode import (
     stored_scales,
 )
 from strata.ops.triton.dependent_launch import prefetch, step_launch
-from strata.ops.triton.intrinsics import INTERPRETED, dot4
+from strata.ops.triton.intrinsics import dot4
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
 
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
@@ -38,15 +39,8 @@ SUMS = 32
 
 
 def one_warp() -> dict[str, object]:
-    """Options of a kernel that multiplies tiles, a warp each.
-
-    NVIDIA's assembler would move loads behind arithmetic, to fit as many warps as a multiprocessor takes, and
-    then wait for each of them: a limit on registers that is never met keeps loads together.
-    """
-    options = {"num_warps": 1, **step_launch()}
-    if INTERPRETED or triton.runtime.driver.active.get_current_target().backend != "cuda":
-        return options
-    return options | {"maxnreg": 168}
+    """Options of a kernel that multiplies tiles, a warp each."""
+    return {"num_warps": 1, **loads_together(), **step_launch()}
 
 
 @triton.constexpr_function
