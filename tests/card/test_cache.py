@@ -139,7 +139,29 @@ def test_a_prompt_is_learned_from_and_not_counted():
     cache.allocate(TOTAL // 2, slack=1)
     cache.fill(range(LAYERS * EXPERTS))
     uses = np.ones(LAYERS * EXPERTS)
-    cache.adapt(uses, at_most=0, is_window=False)
+    cache.settle(uses, at_most=0)
     assert cache.hits == cache.misses == 0 and (cache.policy.frequency == 1).all()
     cache.adapt(uses, at_most=0)
     assert (cache.hits, cache.misses) == (cache.residency.held.sum(), (~cache.residency.held).sum())
+
+
+def test_an_answer_finds_what_its_prompt_has_used():
+    cache = ExpertCache(card := FakeCard(), store := new_store(card))
+    cache.allocate(TOTAL // 2, slack=1)
+    cache.fill(range(LAYERS * EXPERTS))
+    cache.refresh()
+    cache.launched()  # the prompt's chunk, which is done when its uses are known
+    card.synchronize()
+    used = np.zeros(LAYERS * EXPERTS)
+    used[~cache.residency.held] = 1
+    size = next(size for size in cache.residency.classes if (used[cache.residency.size == size] > 0).any())
+    of_class = cache.residency.size == size
+    used[~of_class] = 0
+    held = int((cache.residency.held & of_class).sum())
+    cache.settle(used, at_most=3)
+    assert (cache.residency.held & (used > 0)).sum() == min(3, held), "no more than there is time for"
+    cache.settle(used, at_most=10**6)
+    assert (cache.residency.held & (used > 0)).sum() == min(held, (used > 0).sum()), "in several rounds"
+    assert_whole(store, cache.table.tensor.numpy())
+    inside = cache.table.tensor.numpy() != store.addresses
+    assert np.array_equal(inside.reshape(-1), cache.residency.held), "and windows are told"

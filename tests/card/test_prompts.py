@@ -192,4 +192,5 @@ def test_exchanges_disturb_no_step(seed: int, eagerness: float, budget: int, ste
             runner.model.counts.copy_(torch.poisson(torch.full(runner.model.counts.shape, 0.5)))
             do[step]()
     tokens = {"window": 1, "prompt": 100, "long prompt": 600}
-    assert told == [tokens[step] for step in steps[:-1]]  # the last is learned from beside the next
+    known = steps[:-1] if steps[-1:] == ["window"] else steps  # from a window one learns beside the next step
+    assert told == [tokens[step] for step in known]

@@ -146,18 +146,27 @@ class ExpertCache:
         """A window was queued on the current stream."""
         self._windows.append((self.residency.launch(), self.card.mark()))
 
-    def adapt(self, counts: np.ndarray, at_most: int, is_window: bool = True) -> None:
-        """Learn from a step's uses, `[layers * experts]`, and begin at most `at_most` exchanges.
-
-        Hits and misses are those of windows: a prompt uses nearly all experts.
-        """
-        if is_window:
-            used, held = counts > 0, self.residency.held
-            self.hits += int((used & held).sum())
-            self.misses += int((used & ~held).sum())
+    def adapt(self, counts: np.ndarray, at_most: int) -> None:
+        """Learn from a window's uses, `[layers * experts]`, and begin at most `at_most` exchanges."""
+        used, held = counts > 0, self.residency.held
+        self.hits += int((used & held).sum())
+        self.misses += int((used & ~held).sum())
         self.policy.observe(counts)
         if at_most and not self.residency.held.all():
             self._copy(self.policy.moves(self.residency, at_most))
+
+    def settle(self, counts: np.ndarray, at_most: int) -> None:
+        """Learn from a prompt's uses, `[layers * experts]`; make at most `at_most` exchanges, and wait.
+
+        Nothing may be computing. Such uses are no hits or misses: a prompt uses nearly all experts.
+        """
+        self.policy.observe(counts)
+        self.refresh()
+        while at_most > 0 and (moves := self.policy.moves(self.residency, at_most)):
+            self._copy(moves)
+            at_most -= len(moves)
+            self.card.synchronize()
+            self.refresh()
 
     def _copy(self, moves: list[Move]) -> None:
         if moves:

@@ -17,7 +17,7 @@ from strata.card.window import Row, Window
 from strata.experts.policy import affordable_moves
 from strata.ops.triton.float_matmul import WINDOW_ROWS
 
-PROMPT_WEIGHT = 64  # a chunk of a prompt tells the policy as much as so many tokens of an answer
+_SETTLING = 0.05  # of a chunk's time is given to exchanges for the answer behind it
 _USUAL = 0.1  # weight of a window's time in the average
 
 
@@ -104,6 +104,9 @@ class CardRunner:
     ) -> tuple[int, Saved | None]:
         """Compute a chunk of a prompt; returns the token that follows it, and the lane's state at `keep`.
 
+        An answer uses what its prompt has used: the experts exchanged behind a chunk are those that tokens of
+        the answer would else miss one by one.
+
         Args:
             lane: whose.
             first: position of the first of `tokens`.
@@ -115,6 +118,27 @@ class CardRunner:
             CardError: the engine cannot go on.
         """
         self._adapt()
+        start = time.perf_counter()
+        result = self._compute(lane, first, tokens, embedding, ngrams, mask, keep)
+        counts = self._take_counts()
+        self._learn(counts, len(tokens))
+        if counts.size:
+            seconds = _SETTLING * (time.perf_counter() - start)
+            copies = int(seconds * self._link_bandwidth / self.cache.mean_bytes)
+            self.cache.settle(counts.reshape(-1), copies)
+        return result
+
+    def _compute(
+        self,
+        lane: int,
+        first: int,
+        tokens: Sequence[int],
+        embedding: torch.Tensor,
+        ngrams: torch.Tensor | None,
+        mask: np.ndarray | None,
+        keep: int | None,
+    ) -> tuple[int, Saved | None]:
+        """`prompt`, from which nobody learns."""
         self.cache.refresh()
         accepted = torch.tensor(self._pending, dtype=torch.int32).to(self.model.weights.card.device)
         self.sampler.commit(accepted)
@@ -123,11 +147,15 @@ class CardRunner:
         position = first + len(tokens) - 1
         chosen = int(self.sampler.choose_next(self._logits, lane, position, tokens[-1], mask))
         self.cache.launched()
-        self._counts = self.model.counts.cpu().numpy(), len(tokens)
-        self.model.counts.zero_()
         if self.model.host is not None:
             HostExperts.check(int(self.model.host.error))
         return chosen, saved
+
+    def _take_counts(self) -> np.ndarray:
+        """How often a prompt has used each expert, int32 `[layers with experts, experts]`; counts anew."""
+        counts = self.model.counts.cpu().numpy()
+        self.model.counts.zero_()
+        return counts
 
     def warm(self, num_tokens: int) -> None:
         """Read a prompt of so many tokens: kernels are compiled, and memory that chunks take is taken."""
@@ -137,9 +165,9 @@ class CardRunner:
             None if table is None else torch.zeros(num_tokens, table.row_bytes, dtype=torch.uint8)
             for table in tables
         )
-        self.prompt(0, 0, [0] * num_tokens, embedding, ngrams, None, None)
+        self._compute(0, 0, [0] * num_tokens, embedding, ngrams, None, None)
+        self._take_counts()
         self.reset(0)
-        self._counts = None
 
     def close(self) -> None:
         """Drain the card and let host memory go; nothing may be computed any more."""
@@ -166,7 +194,7 @@ class CardRunner:
         self._pending[lane] = 0
 
     def _adapt(self) -> None:
-        """Learn from the step before."""
+        """Learn from the window before."""
         if self._counts is None:
             return
         counts, tokens = self._counts
@@ -175,5 +203,4 @@ class CardRunner:
         if not counts.size:
             return  # a dense model
         moves = affordable_moves(self._link_bandwidth, self._window_s, self.cache.mean_bytes)
-        weighed = counts.reshape(-1) * min(1.0, PROMPT_WEIGHT / tokens)
-        self.cache.adapt(weighed, moves, is_window=tokens <= WINDOW_ROWS)
+        self.cache.adapt(counts.reshape(-1), moves)
