@@ -13,13 +13,14 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
+from strata.ops.triton.arithmetic import has_matrix_units
 from strata.ops.triton.capability import loads_to_shared_memory, warps
 from strata.ops.triton.planes import ACTIVATION_BLOCK, fact
 from strata.ops.triton.sorted_rows import BLOCKS, SortedRows, rows_of_block
 from strata.ops.triton.unpack import begin_of, padded_outputs, unpack, unpacked_bytes
 
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
-_OUTPUTS = 64  # of a program
+_OUTPUTS, _FEW_OUTPUTS = 64, 32  # of a program, the latter where registers hold all sums and their minima
 
 
 @triton.constexpr_function
@@ -189,13 +190,14 @@ def unpacked_matmul(
     """`grouped_matmul` by way of `room`, int8, for as many matrices at a time as it has memory for."""
     matrices = addresses.numel()
     threads, piece, stages = _shape(rows.block)
+    outputs = _OUTPUTS if has_matrix_units() or QUANT_PLANES[format].sub == "none" else _FEW_OUTPUTS
     count = min(matrices, room.numel() // unpacked_bytes(format, num_out, num_in))
     for first in range(0, matrices, count):
         number = min(count, matrices - first)
         unpack(format, num_out, num_in, addresses, at, grid, rows.bounds, first, number, room)
-        _unpacked_kernel[(rows.matrix.numel(), triton.cdiv(num_out, _OUTPUTS))](
+        _unpacked_kernel[(rows.matrix.numel(), triton.cdiv(num_out, outputs))](
             room, first, number, codes, scales, rows.order, rows.matrix, rows.begin, rows.end, out,
             out.shape[1], column, slots,
-            FORMAT=_alike(format), N=num_out, K=num_in, ROWS=rows.block, OUTPUTS=_OUTPUTS,
+            FORMAT=_alike(format), N=num_out, K=num_in, ROWS=rows.block, OUTPUTS=outputs,
             PIECE=piece, STAGES=stages, num_warps=warps(threads), enable_fp_fusion=False,
         )  # fmt: skip
