@@ -46,6 +46,28 @@ def test_chat(open_page: OpenPage, scheme: str) -> None:
     check(page)
 
 
+def test_requests_show_no_bar_that_screen_readers_cannot_name(open_page: OpenPage) -> None:
+    page = open_page().page
+    shown = page.evaluate(
+        """async () => {
+            let shown = false
+            const bar = '.q-loading-bar[role=progressbar]'
+            const look = () => { shown = shown || document.querySelector(bar) !== null }
+            const watch = new MutationObserver(look)
+            watch.observe(document.body, {attributes: true, childList: true, subtree: true})
+            for (let i = 0; i < 5; i++) await new Promise(done => {
+                const request = new XMLHttpRequest()
+                request.open('GET', '/health')
+                request.onloadend = () => setTimeout(done, 50)
+                request.send()
+            })
+            watch.disconnect()
+            return shown
+        }"""
+    )
+    assert not shown
+
+
 def test_drawers_are_entered_and_left_with_the_keyboard(open_page: OpenPage) -> None:
     page = open_page(line="slow", width=390)
     page.say("Go on for ever")

@@ -35,6 +35,8 @@ def mount(app: FastAPI, settings: Options) -> None:
     for page in PAGES:
         ui.page(page.path, title=f"{page.name} · Strata")(_builder(page, backend))
     nicegui_app.add_static_files(files.URL, files.FOLDER)
+    # Quasar's bar for requests flashes at the top of the page, and has no name for who cannot see it.
+    nicegui_app.config.quasar_config["loadingBar"]["skipHijack"] = True
     # NiceGUI wants a catch-all place in an application; ours must go on to answer 404 in its own words.
     shell = FastAPI(openapi_url=None)
     ui.run_with(
