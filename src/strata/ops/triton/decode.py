@@ -174,13 +174,8 @@ def grid_signs(tile, step, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def grid_entry(tile, grid, step, place, row, extra, signs, FORMAT: tl.constexpr, K: tl.constexpr):
-    """The 4 or 8 weights that index `place` of a step names.
-
-    Returns:
-        int32 words of the first and the last four weights (IQ3: the same), in bytes, IQ1's as half of
-        weight + 9.
-    """
+def _grid_index(tile, step, place, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Index `place` of a step."""
     WEIGHTS: tl.constexpr = fact(FORMAT, "index_weights")
     EXTRA: tl.constexpr = fact(FORMAT, "extra")
     index = step * (32 // WEIGHTS) + place
@@ -193,12 +188,37 @@ def grid_entry(tile, grid, step, place, row, extra, signs, FORMAT: tl.constexpr,
         entry |= ((extra >> (place * 2)) & 3) << 8
     elif EXTRA:
         entry |= ((extra >> place) & 1) << 8
-    if EXTRA == 16:
+    return entry
+
+
+@triton.jit
+def grid_word(tile, grid, step, place, half, row, extra, signs, FORMAT: tl.constexpr, K: tl.constexpr):
+    """`grid_entry`'s first (`half` 0) or last (1) four weights."""
+    entry = _grid_index(tile, step, place, row, extra, FORMAT, K)
+    if fact(FORMAT, "extra") == 16:
+        word = (tl.load(grid + entry) >> (half * 4)) & 0x0F0F0F0F
+    else:
+        WORDS: tl.constexpr = fact(FORMAT, "index_weights") // 4
+        negative = (signs >> (place * WORDS + half)) & ONES
+        word = _negate(tl.load(grid + (entry * WORDS + half)), negative)
+    return word
+
+
+@triton.jit
+def grid_entry(tile, grid, step, place, row, extra, signs, FORMAT: tl.constexpr, K: tl.constexpr):
+    """The 4 or 8 weights that index `place` of a step names.
+
+    Returns:
+        int32 words of the first and the last four weights (IQ3: the same), in bytes, IQ1's as half of
+        weight + 9.
+    """
+    entry = _grid_index(tile, step, place, row, extra, FORMAT, K)
+    if fact(FORMAT, "extra") == 16:
         nibbles = tl.load(grid + entry)
         first = nibbles & 0x0F0F0F0F
         last = (nibbles >> 4) & 0x0F0F0F0F
     else:
-        WORDS: tl.constexpr = WEIGHTS // 4
+        WORDS: tl.constexpr = fact(FORMAT, "index_weights") // 4
         signs = signs >> (place * WORDS)
         first = _negate(tl.load(grid + entry * WORDS), signs & ONES)
         last = first

@@ -10,72 +10,188 @@ import torch
 import triton
 import triton.language as tl
 
-from strata.ops.triton.capability import warps
-from strata.ops.triton.decode import float_scales
+from strata.formats.quants.planes import QUANT_PLANES
+from strata.ops.triton.capability import has_few_registers, warps
+from strata.ops.triton.decode import decode_scales, grid_extras, stored_scales
 from strata.ops.triton.intrinsics import INTERPRETED
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
-from strata.ops.triton.sorted_rows import SortedRows, rows_of_block
-from strata.ops.triton.step import step_bytes, step_sums
+from strata.ops.triton.sorted_rows import BLOCKS, SortedRows, rows_of_block
+from strata.ops.triton.step import bytes_of, step_word, sub_scales
 from strata.ops.triton.unpack import unpacked_bytes
 from strata.ops.triton.unpacked_matmul import unpacked_matmul
 
 _ROWS = tl.constexpr(TILE_ROWS)
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
-_OUTPUTS = 64
+_OUTPUTS = 64  # of a program
+_STAGES = 1  # programs cover each other's waits; a tile that waits in shared memory has to be read from there
 _UNPACK_FROM = 16  # rows of a matrix; fewer are multiplied with planes as soon as with bytes
 
 
 @triton.jit
-def _span_sums(tile, grid, a_at, span, row, k, FORMAT: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr):
-    """Integer sums of a span, and of its minima: int32 `[rows, n]`; `HALF` of a step is the span, or -1."""
-    STEPS: tl.constexpr = max(fact(FORMAT, "span") // 32, 1)
-    sums = tl.zeros((a_at.shape[0], tile.shape[0]), tl.int32)
-    minima = tl.zeros((a_at.shape[0], tile.shape[0]), tl.int32)
-    for i in range(STEPS):
-        step = span * STEPS + i if HALF < 0 else span // 2
-        weights, extra = step_bytes(tile, grid, step, row, FORMAT, K)
-        a = tl.load(a_at + step * 32)
-        some, some_minima = step_sums(a, weights, extra, tile, step, row, k, FORMAT, K, HALF)
-        sums += some
+def _step_sums(a, weights, factors, k, FORMAT: tl.constexpr):
+    """Integer sums of a step, sub-scales included, and of its minima: int32 `[rows, n]` or `[rows, 1]`.
+
+    Args:
+        a, weights: int8 `[rows, 32]` and `[32, n]`.
+        factors: of `_factors`.
+        k: 0 to 31, `[1, 32]`.
+    """
+    if fact(FORMAT, "sub") == "none":
+        sums = tl.dot(a, weights, out_dtype=tl.int32)
+        minima = sums
         if fact(FORMAT, "minimum") != "none":
-            minima += some_minima
+            minima = tl.sum(a.to(tl.int32), axis=1, keep_dims=True)
+    elif fact(FORMAT, "sub_block") == 32:
+        sums = tl.dot(a, weights, out_dtype=tl.int32) * factors[0]
+        minima = sums
+        if fact(FORMAT, "minimum") == "sub":
+            minima = tl.sum(a.to(tl.int32), axis=1, keep_dims=True) * factors[1]
+    else:
+        # Zeros in place of the other half's columns: there are no products of fewer than 32.
+        first, last = tl.where(k < 16, a, 0), tl.where(k < 16, 0, a)
+        sums = tl.dot(first, weights, out_dtype=tl.int32) * factors[0]
+        sums += tl.dot(last, weights, out_dtype=tl.int32) * factors[2]
+        minima = sums
+        if fact(FORMAT, "minimum") == "sub":
+            minima = tl.sum(first.to(tl.int32), axis=1, keep_dims=True) * factors[1]
+            minima += tl.sum(last.to(tl.int32), axis=1, keep_dims=True) * factors[3]
     return sums, minima
+
+
+@triton.jit
+def _factors(tile, step, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Sub-scales and sub-minima of both halves of a step, int32 `[1, n]`."""
+    if fact(FORMAT, "sub") == "none":
+        return extra, extra, extra, extra
+    else:
+        first, least = sub_scales(tile, step, 0, row, extra, FORMAT, K)
+        if fact(FORMAT, "sub_block") == 32:
+            return first, least, first, least
+        else:
+            last, more_least = sub_scales(tile, step, 1, row, extra, FORMAT, K)
+            return first, least, last, more_least
+
+
+@triton.jit
+def _add_span(total, sums, minima, scales, x_scale, FORMAT: tl.constexpr):
+    """`total` plus the terms of a span; `scales` of `_stored_scales`."""
+    MINIMUM: tl.constexpr = fact(FORMAT, "minimum")
+    total = total + sums.to(tl.float32) * decode_scales(scales[0], FORMAT) * x_scale
+    if MINIMUM != "none":
+        term = minima.to(tl.float32) * decode_scales(scales[1], FORMAT) * x_scale
+        total = total - term if MINIMUM == "sub" else total + term
+    return total
+
+
+@triton.jit
+def _stored_scales(tile, step, half, row, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Scale and minimum (else the scale again) of the span of a step or of its half, as they are stored."""
+    SPAN: tl.constexpr = fact(FORMAT, "span")
+    span = step * 32 // SPAN + half
+    scale = stored_scales(tile, span, row, FORMAT, K, "scale")
+    if fact(FORMAT, "minimum") == "none":
+        return scale, scale
+    else:
+        return scale, stored_scales(tile, span, row, FORMAT, K, "minimum")
+
+
+@triton.jit
+def _load_step(tile, grid, a_at, row, word, step, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Weights as words, activations, factors and stored scales of both halves of a step."""
+    extra = row
+    if fact(FORMAT, "values") == "grid":
+        extra = grid_extras(tile, step, row, FORMAT, K)
+    words = step_word(tile, grid, step, word, row, extra, FORMAT, K)
+    a = tl.load(a_at + step * 32)
+    factors = _factors(tile, step, row, extra, FORMAT, K)
+    scales = _stored_scales(tile, step, 0, row, FORMAT, K)
+    last_scales = scales
+    if fact(FORMAT, "span") < 32:
+        last_scales = _stored_scales(tile, step, 1, row, FORMAT, K)
+    return words, a, factors, scales, last_scales
+
+
+@triton.jit
+def _add_columns(
+    total, tile, grid, a_at, x_at, row, word, k, first,
+    FORMAT: tl.constexpr, K: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
+):  # fmt: skip
+    """`total` plus the terms of `STEPS` steps from column `first` on, of one block of activations.
+
+    What `AHEAD` steps need is asked for before the first is multiplied: nothing would pass a product's
+    barriers by itself.
+    """
+    SPAN_STEPS: tl.constexpr = max(fact(FORMAT, "span") // 32, 1)
+    TOGETHER: tl.constexpr = min(AHEAD, STEPS)
+    x_scale = tl.load(x_at + first // _BLOCK)[:, None]
+    for i in tl.static_range(STEPS):
+        if i % TOGETHER == 0:
+            loaded = ()
+            for j in tl.static_range(TOGETHER):
+                loaded += (_load_step(tile, grid, a_at, row, word, first // 32 + i + j, FORMAT, K),)
+        words, a, factors, scales, last_scales = loaded[i % TOGETHER]
+        weights = bytes_of(words)
+        if fact(FORMAT, "span") < 32:
+            some, some_minima = _step_sums(tl.where(k < 16, a, 0), weights, factors, k, FORMAT)
+            total = _add_span(total, some, some_minima, scales, x_scale, FORMAT)
+            some, some_minima = _step_sums(tl.where(k < 16, 0, a), weights, factors, k, FORMAT)
+            total = _add_span(total, some, some_minima, last_scales, x_scale, FORMAT)
+        else:
+            some, some_minima = _step_sums(a, weights, factors, k, FORMAT)
+            if i % SPAN_STEPS == 0:
+                sums, minima = some, some_minima
+            else:
+                sums, minima = sums + some, minima + some_minima
+            if (i + 1) % SPAN_STEPS == 0:
+                total = _add_span(total, sums, minima, scales, x_scale, FORMAT)
+    return total
+
+
+@triton.constexpr_function
+def _columns(format: str) -> int:
+    """Columns of an iteration: a block's; half of them where spans are so many that they would spill."""
+    return ACTIVATION_BLOCK // 2 if QUANT_PLANES[format].span < 32 else ACTIVATION_BLOCK
+
+
+@triton.constexpr_function
+def _columns_left(num_in: int, columns: int) -> int:
+    """Columns behind the last whole iteration."""
+    return num_in % columns
 
 
 @triton.jit
 def _grouped_kernel(
     addresses, at, grid, codes, scales, order, matrix, begin, end, y, y_width, y_column, num_out, slots,
-    FORMAT: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
+    FORMAT: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, AHEAD: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program is a block of rows and OUTPUTS of their matrix."""
-    block = tl.program_id(0)
-    which = tl.load(matrix + block)
+    block_of_rows = tl.program_id(0)
+    which = tl.load(matrix + block_of_rows)
     if which >= 0:
-        exists, entry, row_of_x = rows_of_block(order, begin, end, block, slots, ROWS)
+        exists, entry, row_of_x = rows_of_block(order, begin, end, block_of_rows, slots, ROWS)
         n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         base = (tl.load(addresses + which) + at).to(tl.pointer_type(tl.uint8))
         base = tl.multiple_of(base, 64)
         last = (num_out + _ROWS - 1) // _ROWS - 1
-        tile = base + (tl.minimum(n // _ROWS, last).to(tl.int64) * tile_bytes(FORMAT, K))[:, None]
-        row = (n % _ROWS)[:, None]
+        # Outputs are last in all that is loaded: they are neighbours in planes, so that no layout changes.
+        tile = base + (tl.minimum(n // _ROWS, last).to(tl.int64) * tile_bytes(FORMAT, K))[None, :]
+        row = (n % _ROWS)[None, :]
+        word = tl.arange(0, 8)[:, None]
         k = tl.arange(0, 32)[None, :]
         a_at = codes + row_of_x[:, None] * K + k
         x_at = scales + row_of_x * ((K + _BLOCK - 1) // _BLOCK)
-        SPAN: tl.constexpr = fact(FORMAT, "span")
-        MINIMUM: tl.constexpr = fact(FORMAT, "minimum")
-        TWO: tl.constexpr = 2 if SPAN == 16 else 1
         total = tl.zeros((ROWS, OUTPUTS), tl.float32)
-        for some in range(0, K // SPAN, TWO):
-            for i in tl.static_range(TWO):
-                span = some + i
-                sums, minima = _span_sums(tile, grid, a_at, span, row, k, FORMAT, K, i if TWO == 2 else -1)
-                x_scale = tl.load(x_at + span * SPAN // _BLOCK)[:, None]
-                w_scale = tl.trans(float_scales(tile, span, row, FORMAT, K, "scale"))
-                total = total + sums.to(tl.float32) * w_scale * x_scale
-                if MINIMUM != "none":
-                    least = tl.trans(float_scales(tile, span, row, FORMAT, K, "minimum"))
-                    term = minima.to(tl.float32) * least * x_scale
-                    total = total - term if MINIMUM == "sub" else total + term
+        COLUMNS: tl.constexpr = _columns(FORMAT)
+        for i in tl.range(0, K // COLUMNS, num_stages=STAGES):
+            total = _add_columns(
+                total, tile, grid, a_at, x_at, row, word, k, i * COLUMNS, FORMAT, K, COLUMNS // 32, AHEAD
+            )
+        LEFT: tl.constexpr = _columns_left(K, COLUMNS)
+        if LEFT:
+            total = _add_columns(
+                total, tile, grid, a_at, x_at, row, word, k, K - LEFT, FORMAT, K, LEFT // 32, AHEAD
+            )
         where = entry.to(tl.int64)[:, None] * y_width + (y_column + n)[None, :]
         tl.store(y + where, total, mask=exists[:, None] & (n < num_out)[None, :])
 
@@ -120,9 +236,12 @@ def grouped_matmul(
             format, num_out, num_in, addresses, at, grid, rows, slots, codes, scales, out, column, unpacked
         )
         return
+    few = has_few_registers()
+    ahead = 1 if few else ACTIVATION_BLOCK // 32
+    threads = 128 if rows.block == BLOCKS[0] and not few else 256
     _grouped_kernel[(rows.matrix.numel(), triton.cdiv(num_out, _OUTPUTS))](
         addresses, at, grid, codes, scales, rows.order, rows.matrix, rows.begin, rows.end, out, out.shape[1],
         column, num_out, slots,
-        FORMAT=format, K=num_in, ROWS=rows.block, OUTPUTS=_OUTPUTS,
-        num_warps=warps(256), num_stages=2, enable_fp_fusion=False,
+        FORMAT=format, K=num_in, ROWS=rows.block, OUTPUTS=_OUTPUTS, AHEAD=ahead,
+        STAGES=_STAGES, num_warps=warps(threads), enable_fp_fusion=False,
     )  # fmt: skip

@@ -3,7 +3,16 @@
 import triton
 import triton.language as tl
 
-from strata.ops.triton.decode import grid_subs, grid_words, less, plain_codes, plain_subs, plain_words
+from strata.ops.triton.decode import (
+    grid_signs,
+    grid_subs,
+    grid_word,
+    grid_words,
+    less,
+    plain_codes,
+    plain_subs,
+    plain_words,
+)
 from strata.ops.triton.planes import fact
 
 
@@ -45,60 +54,52 @@ def step_words(tile, grid, step, row, FORMAT: tl.constexpr, K: tl.constexpr):
 
 
 @triton.jit
-def step_bytes(tile, grid, step, row, FORMAT: tl.constexpr, K: tl.constexpr):
-    """The weights of `step_words` as int8 `[n, 32]`, and the extra bits."""
-    words, extra = step_words(tile, grid, step, row, FORMAT, K)
-    even = _pair(words.to(tl.int8), (words >> 16).to(tl.int8))
-    return _pair(even, _pair((words >> 8).to(tl.int8), (words >> 24).to(tl.int8))), extra
+def step_word(tile, grid, step, word, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
+    """Four neighbouring weights of a step, int32.
+
+    A plane's word that holds several of them is loaded for each: to hand it out among lanes would cost more.
+
+    Args:
+        word: which, 0 to 7.
+        extra: of `grid_extras`.
+    """
+    if fact(FORMAT, "values") == "grid":
+        WORDS: tl.constexpr = fact(FORMAT, "index_weights") // 4
+        signs = grid_signs(tile, step, row, extra, FORMAT, K)
+        words = grid_word(tile, grid, step, word // WORDS, word % WORDS, row, extra, signs, FORMAT, K)
+        if fact(FORMAT, "extra") == 16:
+            words = less(words * 2, 9)
+    else:
+        LOW: tl.constexpr = fact(FORMAT, "low")
+        SHARE: tl.constexpr = 8 // LOW
+        low, high = plain_words(tile, step * LOW + word // SHARE, row, FORMAT, K)
+        group = word % SHARE
+        low >>= LOW * group
+        high >>= fact(FORMAT, "high") * group
+        words = less(plain_codes(low, high, 0, FORMAT), fact(FORMAT, "offset"))
+    return words
+
+
+@triton.jit
+def _stack(first, second):
+    """int8 `[w, n]` twice -> `[2 w, n]`, taking turns."""
+    joined = tl.permute(tl.join(first, second), (0, 2, 1))
+    return tl.reshape(joined, (first.shape[0] * 2, first.shape[1]))
+
+
+@triton.jit
+def bytes_of(words):
+    """int32 `[w, n]` -> int8 `[4 w, n]`."""
+    even = _stack(words.to(tl.int8), (words >> 16).to(tl.int8))
+    return _stack(even, _stack((words >> 8).to(tl.int8), (words >> 24).to(tl.int8)))
 
 
 @triton.jit
 def sub_scales(tile, step, half, row, extra, FORMAT: tl.constexpr, K: tl.constexpr):
     """Integer sub-scales and sub-minima of half a step (of a step where they are the same), `[n, 1]`."""
     if fact(FORMAT, "values") == "grid":
-        factor = grid_subs(tile, step, half, row, tl.max(extra, axis=1, keep_dims=True), FORMAT, K)
+        factor = grid_subs(tile, step, half, row, extra, FORMAT, K)
         return factor, factor
     else:
         sub_block = step * (32 // fact(FORMAT, "sub_block")) + half
         return plain_subs(tile, sub_block, row, FORMAT, K)
-
-
-@triton.jit
-def step_sums(
-    a, weights, extra, tile, step, row, k, FORMAT: tl.constexpr, K: tl.constexpr, HALF: tl.constexpr
-):
-    """Integer sums of a step, sub-scales included, and of its minima: int32 `[rows, n]` (or what broadcasts).
-
-    Args:
-        a: int8 `[rows, 32]`.
-        weights, extra: of `step_bytes`.
-        k: 0 to 31, `[1, 32]`.
-        HALF: of the step that counts; -1: both.
-    """
-    MINIMUM: tl.constexpr = fact(FORMAT, "minimum")
-    weights = tl.trans(weights)
-    if HALF >= 0:
-        a = tl.where(k // 16 == HALF, a, 0)
-    if fact(FORMAT, "sub") == "none":
-        sums = tl.dot(a, weights, out_dtype=tl.int32)
-        minima = sums
-        if MINIMUM != "none":
-            minima = tl.sum(a.to(tl.int32), axis=1, keep_dims=True)
-    else:
-        # Scales are loaded before the products, to be there behind them.
-        factor, least = sub_scales(tile, step, 0, row, extra, FORMAT, K)
-        if fact(FORMAT, "sub_block") == 32:
-            sums = tl.dot(a, weights, out_dtype=tl.int32) * tl.trans(factor)
-            minima = sums
-            if MINIMUM == "sub":
-                minima = tl.sum(a.to(tl.int32), axis=1, keep_dims=True) * tl.trans(least)
-        else:
-            more, more_least = sub_scales(tile, step, 1, row, extra, FORMAT, K)
-            first, last = tl.where(k < 16, a, 0), tl.where(k < 16, 0, a)
-            sums = tl.dot(first, weights, out_dtype=tl.int32) * tl.trans(factor)
-            sums += tl.dot(last, weights, out_dtype=tl.int32) * tl.trans(more)
-            minima = sums
-            if MINIMUM == "sub":
-                minima = tl.sum(first.to(tl.int32), axis=1, keep_dims=True) * tl.trans(least)
-                minima += tl.sum(last.to(tl.int32), axis=1, keep_dims=True) * tl.trans(more_least)
-    return sums, minima
