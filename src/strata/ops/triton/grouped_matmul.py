@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
-from strata.ops.triton.capability import has_few_registers, warps
+from strata.ops.triton.capability import has_few_registers, loads_to_shared_memory, warps
 from strata.ops.triton.decode import decode_scales, grid_extras, stored_scales
 from strata.ops.triton.intrinsics import INTERPRETED
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
@@ -114,22 +114,19 @@ def _load_step(tile, grid, a_at, row, word, step, FORMAT: tl.constexpr, K: tl.co
 @triton.jit
 def _add_columns(
     total, tile, grid, a_at, x_at, row, word, k, first,
-    FORMAT: tl.constexpr, K: tl.constexpr, STEPS: tl.constexpr, AHEAD: tl.constexpr,
+    FORMAT: tl.constexpr, K: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """`total` plus the terms of `STEPS` steps from column `first` on, of one block of activations.
+    """`total` plus the terms of `STEPS` steps, whole spans of one block, from column `first` on.
 
-    What `AHEAD` steps need is asked for before the first is multiplied: nothing would pass a product's
-    barriers by itself.
+    All that they need is asked for before the first is multiplied: no load would pass a product's barriers.
     """
     SPAN_STEPS: tl.constexpr = max(fact(FORMAT, "span") // 32, 1)
-    TOGETHER: tl.constexpr = min(AHEAD, STEPS)
     x_scale = tl.load(x_at + first // _BLOCK)[:, None]
+    loaded = ()
     for i in tl.static_range(STEPS):
-        if i % TOGETHER == 0:
-            loaded = ()
-            for j in tl.static_range(TOGETHER):
-                loaded += (_load_step(tile, grid, a_at, row, word, first // 32 + i + j, FORMAT, K),)
-        words, a, factors, scales, last_scales = loaded[i % TOGETHER]
+        loaded += (_load_step(tile, grid, a_at, row, word, first // 32 + i, FORMAT, K),)
+    for i in tl.static_range(STEPS):
+        words, a, factors, scales, last_scales = loaded[i]
         weights = bytes_of(words)
         if fact(FORMAT, "span") < 32:
             some, some_minima = _step_sums(tl.where(k < 16, a, 0), weights, factors, k, FORMAT)
@@ -147,10 +144,31 @@ def _add_columns(
     return total
 
 
+@triton.jit
+def _add_span_by_steps(
+    total, tile, grid, a_at, x_at, row, word, k, first, FORMAT: tl.constexpr, K: tl.constexpr
+):
+    """`total` plus the terms of a span of several steps from column `first` on, with few registers."""
+    sums = tl.zeros(total.shape, tl.int32)
+    minima = tl.zeros(total.shape, tl.int32)
+    for step in range(first // 32, (first + fact(FORMAT, "span")) // 32):
+        words, a, factors, _, _ = _load_step(tile, grid, a_at, row, word, step, FORMAT, K)
+        some, some_minima = _step_sums(a, bytes_of(words), factors, k, FORMAT)
+        sums += some
+        if fact(FORMAT, "minimum") != "none":
+            minima += some_minima
+    scales = _stored_scales(tile, first // 32, 0, row, FORMAT, K)
+    return _add_span(total, sums, minima, scales, tl.load(x_at + first // _BLOCK)[:, None], FORMAT)
+
+
 @triton.constexpr_function
-def _columns(format: str) -> int:
-    """Columns of an iteration: a block's; half of them where spans are so many that they would spill."""
-    return ACTIVATION_BLOCK // 2 if QUANT_PLANES[format].span < 32 else ACTIVATION_BLOCK
+def _columns(format: str, ahead: int) -> int:
+    """Columns of an iteration: of as many steps as are loaded ahead, at least a span's.
+
+    Of spans below a step there are so many in a block that registers would spill.
+    """
+    span = QUANT_PLANES[format].span
+    return max(span, min(ahead * 32, 64) if span < 32 else ahead * 32)
 
 
 @triton.constexpr_function
@@ -182,18 +200,27 @@ def _grouped_kernel(
         a_at = codes + row_of_x[:, None] * K + k
         x_at = scales + row_of_x * ((K + _BLOCK - 1) // _BLOCK)
         total = tl.zeros((ROWS, OUTPUTS), tl.float32)
-        COLUMNS: tl.constexpr = _columns(FORMAT)
+        COLUMNS: tl.constexpr = _columns(FORMAT, AHEAD)
         for i in tl.range(0, K // COLUMNS, num_stages=STAGES):
-            total = _add_columns(
-                total, tile, grid, a_at, x_at, row, word, k, i * COLUMNS, FORMAT, K, COLUMNS // 32, AHEAD
-            )
+            first = i * COLUMNS
+            if fact(FORMAT, "span") > AHEAD * 32:
+                total = _add_span_by_steps(total, tile, grid, a_at, x_at, row, word, k, first, FORMAT, K)
+            else:
+                total = _add_columns(
+                    total, tile, grid, a_at, x_at, row, word, k, first, FORMAT, K, COLUMNS // 32
+                )
         LEFT: tl.constexpr = _columns_left(K, COLUMNS)
         if LEFT:
-            total = _add_columns(
-                total, tile, grid, a_at, x_at, row, word, k, K - LEFT, FORMAT, K, LEFT // 32, AHEAD
-            )
+            total = _add_columns(total, tile, grid, a_at, x_at, row, word, k, K - LEFT, FORMAT, K, LEFT // 32)
         where = entry.to(tl.int64)[:, None] * y_width + (y_column + n)[None, :]
         tl.store(y + where, total, mask=exists[:, None] & (n < num_out)[None, :])
+
+
+def _shape(rows: int) -> tuple[int, int]:
+    """Threads of a program with so many rows, and the steps that are loaded ahead."""
+    if has_few_registers() or (rows == BLOCKS[-1] and not loads_to_shared_memory()):
+        return 256, 1
+    return 128 if rows == BLOCKS[0] else 256, ACTIVATION_BLOCK // 32
 
 
 def has_integer_dot() -> bool:
@@ -236,9 +263,7 @@ def grouped_matmul(
             format, num_out, num_in, addresses, at, grid, rows, slots, codes, scales, out, column, unpacked
         )
         return
-    few = has_few_registers()
-    ahead = 1 if few else ACTIVATION_BLOCK // 32
-    threads = 128 if rows.block == BLOCKS[0] and not few else 256
+    threads, ahead = _shape(rows.block)
     _grouped_kernel[(rows.matrix.numel(), triton.cdiv(num_out, _OUTPUTS))](
         addresses, at, grid, codes, scales, rows.order, rows.matrix, rows.begin, rows.end, out, out.shape[1],
         column, num_out, slots,
