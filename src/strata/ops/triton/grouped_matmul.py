@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
-from strata.ops.triton.capability import has_few_registers, loads_to_shared_memory, warps
+from strata.ops.triton.capability import has_few_registers, warps
 from strata.ops.triton.decode import decode_scales, grid_extras, stored_scales
 from strata.ops.triton.intrinsics import INTERPRETED
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
@@ -217,8 +217,8 @@ def _grouped_kernel(
 
 
 def _shape(rows: int) -> tuple[int, int]:
-    """Threads of a program with so many rows, and the steps that are loaded ahead."""
-    if has_few_registers() or (rows == BLOCKS[-1] and not loads_to_shared_memory()):
+    """Threads of a program with so many rows, and the steps that are loaded ahead, as far as registers do."""
+    if has_few_registers() or rows == BLOCKS[-1]:
         return 256, 1
     return 128 if rows == BLOCKS[0] else 256, ACTIVATION_BLOCK // 32
 
