@@ -103,20 +103,23 @@ def _unpack_kernel(
     addresses, at, grid, bounds, first, out, FORMAT: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     STEPS: tl.constexpr,
 ):  # fmt: skip
-    """A program is 16 rows and 32 * STEPS columns of a matrix that has rows of activations."""
-    which = first + tl.program_id(0)
+    """A program is 16 rows and 32 * STEPS columns of a matrix that has rows of activations.
+
+    Programs are in the order of what they read and write, which is in many pages of memory otherwise.
+    """
+    which = first + tl.program_id(2)
     if tl.load(bounds + which) < tl.load(bounds + which + 1):
         row = tl.arange(0, _ROWS)[:, None]
         tile = (tl.load(addresses + which) + at).to(tl.pointer_type(tl.uint8))
         tile = tl.multiple_of(tile, 64) + tl.program_id(1).to(tl.int64) * tile_bytes(FORMAT, K)
         n = tl.program_id(1) * _ROWS + row
-        matrix = out + tl.program_id(0).to(tl.int64) * begin_of(FORMAT, N, K, "end")
+        matrix = out + tl.program_id(2).to(tl.int64) * begin_of(FORMAT, N, K, "end")
         weights_at = (
             matrix.to(tl.pointer_type(tl.int32)) + n.to(tl.int64) * (K // 4) + tl.arange(0, 8)[None, :]
         )
         scales_at = matrix.to(tl.pointer_type(tl.float32)) + n
         for i in tl.static_range(STEPS):
-            step = tl.program_id(2) * STEPS + i
+            step = tl.program_id(0) * STEPS + i
             if step < K // 32:
                 _unpack_weights(tile, grid, step, row, weights_at + step * 8, n < N, FORMAT, N, K)
                 _unpack_scales(tile, step, row, scales_at, n < N, FORMAT, N, K)
@@ -142,7 +145,7 @@ def unpack(
         out: int8, `unpacked_bytes` for each matrix.
     """
     steps = triton.cdiv(num_in // 32, _STEPS)
-    _unpack_kernel[(number, triton.cdiv(num_out, TILE_ROWS), steps)](
+    _unpack_kernel[(steps, triton.cdiv(num_out, TILE_ROWS), number)](
         addresses, at, grid, bounds, first, out, FORMAT=format, N=num_out, K=num_in, STEPS=_STEPS,
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip
