@@ -44,7 +44,7 @@ def load_stages() -> int:
     return 3 if loads_to_shared_memory() else 2
 
 
-def loads_together() -> dict[str, int]:
+def loads_together(registers: int = 168) -> dict[str, int]:
     """Options of a kernel that asks for much at once, then waits for it.
 
     NVIDIA's assembler would move loads behind arithmetic, or spill, to fit as many warps as a multiprocessor
@@ -52,4 +52,4 @@ def loads_together() -> dict[str, int]:
     """
     if INTERPRETED or driver.active.get_current_target().backend != "cuda":
         return {}
-    return {"maxnreg": 168}
+    return {"maxnreg": registers}

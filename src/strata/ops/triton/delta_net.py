@@ -13,6 +13,7 @@ import triton.language as tl
 
 from strata.ops.gated_delta_net import L2_EPSILON
 from strata.ops.triton.arithmetic import sigmoid, silu, softplus
+from strata.ops.triton.capability import loads_together
 from strata.ops.triton.convolution import TILE, convolve_rows, load_advance, load_taps, store_advance
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
@@ -21,6 +22,7 @@ from strata.ops.triton.quantize import quantize_blocks
 # A warp keeps the state of some values of a head. It lies in memory in tiles of [8 values, 16 keys], keys
 # innermost, so that four lanes share the sum over keys of a value, and loads are whole.
 TILE_VALUES, TILE_KEYS = 8, 16
+AHEAD = 8  # rows of a prompt that are asked for before they are loaded
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,15 +188,51 @@ def _row_at(index, first, taken, now, before, SIZE: tl.constexpr):
 
 
 @triton.jit
+def _load_tiles(at, STRIDE: tl.constexpr, TILES: tl.constexpr):
+    """A tuple of tiles, STRIDE apart."""
+    tiles = ()
+    for tile in tl.static_range(TILES):
+        tiles = tiles + (tl.load(at + tile * STRIDE),)  # noqa: RUF005 - Triton unpacks no tuple
+    return tiles
+
+
+@triton.jit
+def _store_tiles(at, tiles, STRIDE: tl.constexpr):
+    """Store a tuple of tiles, STRIDE apart."""
+    for tile in tl.static_range(len(tiles)):
+        tl.store(at + tile * STRIDE, tiles[tile])
+
+
+@triton.jit
+def _sum_over_keys(state, x):
+    """Sums `[values]` of products of tiles `[values, keys]`: tiles ascending, then over a tile."""
+    total = state[0] * x[0]
+    for tile in tl.static_range(1, len(state)):
+        total += state[tile] * x[tile]
+    return tl.sum(total, 1)
+
+
+@triton.jit
+def _write(state, k, update, decay):
+    """The state, decayed, with `update` `[values]` written at `k`."""
+    written = ()
+    for tile in tl.static_range(len(state)):
+        update_here = tl.broadcast_to(update[:, None], k[tile].shape)
+        written = written + (tl.fma(k[tile], update_here, state[tile] * decay),)  # noqa: RUF005
+    return written
+
+
+@triton.jit
 def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, out, num_rows,
                 KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
                 VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr,
                 MAX_PENDING: tl.constexpr, LANE_BLOCK: tl.constexpr, TILED: tl.constexpr,
-                COMMIT: tl.constexpr):  # fmt: skip
-    """A program is VALUES of a head of a lane; its state is `[VALUES, KEY_DIM / KEYS, KEYS]`.
+                AHEAD: tl.constexpr, COMMIT: tl.constexpr):  # fmt: skip
+    """A program is VALUES of a head of a lane; its state is KEY_DIM / KEYS tiles `[VALUES, KEYS]`.
 
-    Triton spreads lanes over the last dimension and then over the first: a lane has a value, and shares its
-    keys with three others. Queries and keys are loaded in that shape too, the same for all values.
+    Triton spreads lanes over keys and then over values: a lane has a value, and shares its keys with three
+    others. (Of a tile of three dimensions some of its versions spread lanes over the second.) Queries and
+    keys are loaded in that shape too, the same for all values.
     """
     launch_dependents()
     CHANNELS: tl.constexpr = 2 * KEY_HEADS * KEY_DIM + HEADS * VALUE_DIM
@@ -207,38 +245,43 @@ def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, 
     if count + taken > 0:
         key_head = head % KEY_HEADS if TILED else head // (HEADS // KEY_HEADS)
         value, key = tl.arange(0, VALUES), tl.arange(0, KEYS)
-        tile = tl.arange(0, KEY_DIM // KEYS)[None, :, None]
-        in_tile = value[:, None, None] * KEYS + key[None, None, :]
         cells = memory + ((which * HEADS + head) * (VALUE_DIM // VALUES) + part) * (KEY_DIM * VALUES)
-        cells += tile * (VALUES * KEYS) + in_tile
-        q_at = key_head * KEY_DIM + tile * KEYS + key[None, None, :] + value[:, None, None] * 0
+        cells += value[:, None] * KEYS + key[None, :]
+        q_at = key_head * KEY_DIM + value[:, None] * 0 + key[None, :]
         k_at = q_at + KEY_HEADS * KEY_DIM
         at = head * VALUE_DIM + part * VALUES + value
         v_at = 2 * KEY_HEADS * KEY_DIM + at
         before += which * (MAX_PENDING * CHANNELS)
         gates_before += which * (MAX_PENDING * 2 * HEADS)
-        state = tl.load(cells)
+        state = _load_tiles(cells, VALUES * KEYS, KEY_DIM // KEYS)
         # what the next row needs is loaded while this one is computed
         row = _row_at(-taken, first, taken, convolved, before, CHANNELS)
         gate = _row_at(-taken, first, taken, gates, gates_before, 2 * HEADS) + head
-        q_next, k_next, v_next = tl.load(row + q_at), tl.load(row + k_at), tl.load(row + v_at)
-        strength_next, decay_next = tl.load(gate), tl.load(gate + HEADS)
-        for index in range(-taken, count):
+        q_next = _load_tiles(row + q_at, KEYS, KEY_DIM // KEYS)
+        k_next = _load_tiles(row + k_at, KEYS, KEY_DIM // KEYS)
+        v_next, strength_next, decay_next = tl.load(row + v_at), tl.load(gate), tl.load(gate + HEADS)
+        # Two rows at a time, what was loaded for a row stays in its registers; no window has a use for it.
+        for index in tl.range(-taken, count, loop_unroll_factor=2 if COMMIT else 1):
             if not COMMIT and index == 0:
-                tl.store(cells, state)
+                _store_tiles(cells, state, VALUES * KEYS)
             q, k, v, strength, decay = q_next, k_next, v_next, strength_next, decay_next
+            if COMMIT:  # a prompt's rows do not fit into L2: some are still to come from memory
+                row = _row_at(tl.minimum(index + AHEAD, count - 1), first, taken, convolved, before, CHANNELS)
+                prefetch(row + key_head * KEY_DIM, KEY_DIM)
+                prefetch(row + (KEY_HEADS + key_head) * KEY_DIM, KEY_DIM)
+                prefetch(row + 2 * KEY_HEADS * KEY_DIM + head * VALUE_DIM + part * VALUES, VALUES)
             following = tl.minimum(index + 1, count - 1)
             row = _row_at(following, first, taken, convolved, before, CHANNELS)
             gate = _row_at(following, first, taken, gates, gates_before, 2 * HEADS) + head
-            q_next, k_next, v_next = tl.load(row + q_at), tl.load(row + k_at), tl.load(row + v_at)
-            strength_next, decay_next = tl.load(gate), tl.load(gate + HEADS)
-            found = decay * tl.sum(tl.sum(state * k, 1), 1)
-            update = strength * (v - found)
-            state = tl.fma(k, tl.broadcast_to(update[:, None, None], k.shape), state * decay)
-            read = tl.sum(tl.sum(state * q, 1), 1)
+            q_next = _load_tiles(row + q_at, KEYS, KEY_DIM // KEYS)
+            k_next = _load_tiles(row + k_at, KEYS, KEY_DIM // KEYS)
+            v_next, strength_next, decay_next = tl.load(row + v_at), tl.load(gate), tl.load(gate + HEADS)
+            update = strength * (v - decay * _sum_over_keys(state, k))
+            state = _write(state, k, update, decay)
+            read = _sum_over_keys(state, q)
             tl.store(out + (first + index) * (HEADS * VALUE_DIM) + at, read, at < (index >= 0) * 0x7FFFFFFF)
         if COMMIT or count == 0:
-            tl.store(cells, state)
+            _store_tiles(cells, state, VALUES * KEYS)
 
 
 @triton.jit
@@ -307,9 +350,10 @@ def gated_delta_net(
         **step_launch(),
     )  # fmt: skip
     read = qkv.new_empty(num_rows, heads * value_dim)
+    options = loads_together(224) if commit else {}
     _delta_rule[(value_dim // TILE_VALUES, heads, lanes)](
         convolved, before, gates, gates_before, state.memory, lane, accepted, read, num_rows, **shape,
-        **steps, VALUES=TILE_VALUES, KEYS=TILE_KEYS, TILED=weights.tiled, num_warps=1,
+        **steps, VALUES=TILE_VALUES, KEYS=TILE_KEYS, TILED=weights.tiled, AHEAD=AHEAD, num_warps=1, **options,
         **step_launch(),
     )  # fmt: skip
     codes, scales = quantized or (read, read)
