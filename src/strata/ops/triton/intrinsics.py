@@ -1,4 +1,4 @@
-"""Instructions that Triton has no word for: dot products of four bytes, and permutations of bytes.
+"""Instructions that Triton has no word for: dot products, permutations and conversions of four bytes.
 
 Byte arithmetic never becomes `v_dot4` or `dp4a` by itself. Here LLVM's intrinsics are called by name rather
 than through inline assembly, so that the compiler can schedule them, pipeline around them and insert the wait
@@ -62,6 +62,23 @@ def _perm(high, low, selectors, _semantic=None):
 
 
 @core.extern
+def _halves(x, _semantic=None):
+    """`to_half` for NVIDIA: a byte plus 128 behind 0x64 is the float16 1152 more than it; exact."""
+    body = """{
+    .reg .b32 bytes, offset;
+    xor.b32 bytes, $2, 0x80808080;
+    mov.b32 offset, 0x64806480;
+    prmt.b32 $0, bytes, 0x64646464, 0x4140;
+    prmt.b32 $1, bytes, 0x64646464, 0x4342;
+    sub.f16x2 $0, $0, offset;
+    sub.f16x2 $1, $1, offset;
+    }"""
+    return core.inline_asm_elementwise(
+        body, "=&r,=&r,r", [x], dtype=core.float16, is_pure=True, pack=4, _semantic=_semantic
+    )
+
+
+@core.extern
 def _radeon_watch(address, _semantic=None):
     """A load past every cache, and the wait for it, in the words of each generation."""
     target = _target(_semantic)
@@ -92,6 +109,19 @@ def watch(pointer):
             return _radeon_watch(pointer.to(tl.int64))
         else:
             return tl.load(pointer, volatile=True)
+
+
+@triton.jit
+def to_half(x):
+    """The float16 of int8 `x`, four at a time: NVIDIA's conversions take one, at a quarter of the speed."""
+    if INTERPRETED:
+        return x.to(tl.float16)
+    else:
+        RADEON: tl.constexpr = _is_radeon()
+        if RADEON:
+            return x.to(tl.float16)
+        else:
+            return _halves(x)
 
 
 @triton.jit

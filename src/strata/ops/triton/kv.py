@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.intrinsics import to_half
 from strata.ops.triton.rotary import load_head
 
 GROUP = 64  # values that share a scale
@@ -104,7 +105,7 @@ def load_cells(pages, scales, cell, mask, SHAPE: tl.constexpr):
 def cell_values(cells, SHAPE: tl.constexpr):
     """float16 `[cells, dim]`, of what `load_cells` has loaded."""
     if SHAPE.quantised:
-        x = cells[0].to(tl.float16) * cells[1][:, :, None]
+        x = to_half(cells[0]) * cells[1][:, :, None]
         return tl.reshape(x, [cells[0].shape[0], SHAPE.dim])
     else:
         return cells[0]
@@ -124,14 +125,17 @@ def load_part(pages, scales, cell, mask, part, WIDTH: tl.constexpr, SHAPE: tl.co
 @triton.jit
 def part_values(part, SHAPE: tl.constexpr):
     """float16 `[WIDTH, cells]`, of what `load_part` has loaded."""
-    return part[0].to(tl.float16) * part[1][None] if SHAPE.quantised else part[0]
+    return to_half(part[0]) * part[1][None] if SHAPE.quantised else part[0]
 
 
 @triton.jit
 def _load_both(codes, scales, is_code, is_scale):
-    """Codes and scales. What is only loaded, Triton would convert for its use at once, and wait for it."""
+    """Codes and scales. What is only loaded, Triton would convert for its use at once, and wait for it.
+
+    Codes are used by `to_half` in the layout in which they are loaded; to choose them would unpack bytes.
+    """
     code, scale = tl.load(codes, is_code, other=0), tl.load(scales, is_scale, other=0.0)
-    return tl.where(is_code, code, 0), tl.where(is_scale, scale, 0.0)
+    return code, tl.where(is_scale, scale, 0.0)
 
 
 @triton.jit
