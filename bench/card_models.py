@@ -122,13 +122,12 @@ class OnCard:
         CardModel.require(model)
         layers = weights.load_experts(len(model.expert_layers()), lambda done, total: None)
         cache = ExpertCache(self.card, weights.store)
-        self.host = None
+        self.host, used = None, model.config.expert_used_count
+        take = [round(cpu_share * missed) for missed in range(MAX_ROWS * used + 1)]
         if cpu_share:
-            used = model.config.expert_used_count
-            take = [round(cpu_share * missed) for missed in range(MAX_ROWS * used + 1)]
             width = model.config.embedding_length
-            self.host = HostExperts(self.card, layers, width, MAX_ROWS, used, take, num_threads=2)
-        self.model = CardModel(model, weights, cache, lanes=2, context=256, host=self.host)
+            self.host = HostExperts(self.card, layers, width, MAX_ROWS, used, num_threads=2)
+        self.model = CardModel(model, weights, cache, lanes=2, context=256, host=self.host, take=take)
         cache.allocate(int(held * cache.residency.size.sum()), slack=0)
         cache.fill(range(weights.store.addresses.size))
 

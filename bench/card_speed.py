@@ -140,9 +140,9 @@ def load(
         with_dense(checkpoint, dense), hardware, number, wishes, lambda *_: None, frequency=learned,
         trace=trace, cpu_share=cpu_share, held_share=held_share,
     )  # fmt: skip
-    host = loaded.runner.model.host
+    misses = loaded.runner.model.memory.misses
     say(f"loaded after {time.perf_counter() - start:.1f} s; {loaded.memory}")
-    say(f"processor takes {host.take[:21].tolist() if host else 0} of 0, 1, ... 20 missed experts")
+    say(f"processor takes {misses.take[:21].tolist() if misses else 0} of 0, 1, ... 20 missed experts")
     return loaded, hardware, learned
 
 

@@ -140,6 +140,13 @@ def test_with_all_experts_in_vram_nothing_is_missed():
     assert missed.seconds == 0
 
 
+@pytest.mark.parametrize("vram, experts", [(80, 0), (24, 16)])
+def test_there_is_room_for_experts_that_a_step_fetches_where_any_are_missed(vram: float, experts: int):
+    made = plan(machine(vram), FLASH, Wishes())
+    rooms = [part.bytes for part in made.parts if part.purpose == "fetched experts"]
+    assert rooms == [experts * max(FLASH.expert_bytes)] and (made.resident_share < 1) == bool(experts)
+
+
 def test_a_slow_disk_holds_up_the_ngram_memory():
     speed_of = {}
     for reads in (None, 200.0, 400_000.0):

@@ -36,6 +36,7 @@ CPU_CHUNK = 512
 # One part in so many of what is left: for prompts, then for streamed experts.
 PROMPT_PART, RING_PART = 8, 16
 SLACK = 64  # slots of a class that are empty or being filled
+FETCHED = 16  # missed experts of a layer that a window copies to the card before it computes them
 SMALLEST_CONTEXT = 4096
 PROMPTS = (512, 32768)  # lengths whose speed is told
 KV_BYTES = {"f32": 4.0, "f16": 2.0, "int8": 1 + 2 / 64}  # of a value; int8 has a float16 scale for 64
@@ -214,11 +215,16 @@ def _plan_for_card(hardware: Hardware, card: Card, model: ModelDescription, wish
     ]
     left = vram - sum(part.bytes for part in parts)
     prompt_parts, (chunk, part) = _prompt_parts(model, left)
-    slots = _slots(model, left - sum(part.bytes for part in prompt_parts))
+    left -= sum(part.bytes for part in prompt_parts)
+    slots, fetched = _slots(model, left), 0
+    if _held_share(model, slots) < 1:
+        fetched = FETCHED * max(model.expert_bytes)
+        slots = _slots(model, left - fetched)
     slot_bytes = sum(size * count for size, count in slots.items())
     held = _held_share(model, slots)
     parts += [
         *prompt_parts,
+        Part("fetched experts", "VRAM", fetched),
         Part("expert slots", "VRAM", slot_bytes),
         Part("runtime", "RAM", RUNTIME_RAM),
         Part("experts, pinned", "RAM", model.all_expert_bytes),

@@ -95,7 +95,7 @@ def test_a_share_that_is_asked_for_is_the_processors(share: float, want: int):
 
 @pytest.mark.parametrize("expert_bytes, all_held", [((), False), ((1 << 20,), True)])
 def test_where_nothing_is_missed_the_processor_has_no_share(expert_bytes: tuple[int, ...], all_held: bool):
-    assert loading._take(HARDWARE, model(expert_bytes), None, all_held) == [0]
+    assert loading._take(HARDWARE, model(expert_bytes), None, all_held) is None
 
 
 def test_costs_give_the_processor_a_share_that_grows(monkeypatch):

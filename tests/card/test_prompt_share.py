@@ -90,7 +90,7 @@ def compute(share: float | None, held: float, host: bool) -> tuple[torch.Tensor,
     cache.allocate(int(held * cache.residency.size.sum()), slack=0)
     cache.fill(range(len(cache.residency.size)))
     width, used = model.config.embedding_length, model.config.expert_used_count
-    pool = HostExperts(weights.card, layers, width, WINDOW_ROWS, used, [0] * 100, 2) if host else None
+    pool = HostExperts(weights.card, layers, width, WINDOW_ROWS, used, 2) if host else None
     on_card = CardModel(model, weights, cache, 1, 64, host=pool)
     processor = Processor(Costs(0.0, 1.0, 0.1, 1.0, 0.5), 1.0, share) if host else None
     divided = PromptReader(on_card, cache, 0, 64, processor)._share(None)

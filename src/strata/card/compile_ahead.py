@@ -93,7 +93,8 @@ def num_jobs(cores: int, free_bytes: int) -> int:
 def _mark(header: Header, stage: Stage, chunk: int, target: str) -> Path:
     """A file in Triton's cache that says that a model's kernels are there."""
     # What `take` holds is measured anew each time.
-    shapes = replace(stage, take=None), stage.take is None, chunk
+    take = stage.take
+    shapes = replace(stage, take=None), take is None, any(take or ()), chunk
     digest = hashlib.sha256(f"{triton.__version__} {torch.__version__} {target} {shapes}".encode())
     digest.update(repr(sorted(header.tensors.items())).encode())
     numbers = {key: value for key, value in header.metadata.items() if isinstance(value, int | float | str)}

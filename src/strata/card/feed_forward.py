@@ -17,7 +17,7 @@ from strata.ops.triton.experts import combine_experts, compute_experts
 from strata.ops.triton.feed_forward import add_shared, swiglu
 from strata.ops.triton.float_experts import compute_float_experts
 from strata.ops.triton.float_matmul import WINDOW_ROWS, float_matmul, workspace_size
-from strata.ops.triton.place import HostShare, place_misses
+from strata.ops.triton.place import HostShare, fetch_experts, place_misses
 from strata.ops.triton.prompt_experts import compute_prompt_experts
 from strata.ops.triton.router import route
 
@@ -59,6 +59,7 @@ class CardExperts:
         self._used, self._normalize = layer.expert_used_count, layer.normalize
         self._counts = memory.counts[self.key]
         self._workspace, self._host, self._slots = memory.workspace, memory.host, memory.slots
+        self._misses = memory.misses
         self._shape = weights.expert_shape(self.key)
         self._factors = weights.expert_factors(self.key)
         self._is_quantized = self._shape.gate in QUANT_PLANES
@@ -89,7 +90,9 @@ class CardExperts:
         if len(rows) > WINDOW_ROWS:
             return self._prompt(x, ids, shares, shared_share, addresses, rows)
         buffers, share = self._window(len(rows))
-        place = self._ring(x, ids, shares, addresses, share)
+        place = self._place(x, ids, shares, addresses, share)
+        if self._misses is not None:
+            addresses = self._misses.addresses
         host_entry = share.host_entry.view(ids.shape)
         y = self._compute(x, ids, addresses, host_entry, buffers)
         shared = None
@@ -167,7 +170,7 @@ class CardExperts:
             self._windows[key] = buffers, HostShare.allocate(rows * self._used, device)
         return self._windows[key]
 
-    def _ring(
+    def _place(
         self,
         x: Activations,
         ids: torch.Tensor,
@@ -175,13 +178,17 @@ class CardExperts:
         addresses: torch.Tensor,
         share: HostShare,
     ) -> JobPlace | None:
-        """Hand the processor its share of the missed experts."""
-        if self._host is None:
+        """Hand the processor its share of the missed experts, and then fetch this card's."""
+        if self._misses is None:
             return None
-        place = self._host.places[self.key % len(self._host.places)]
-        publish_rows(place, x.x)
-        place_misses(ids, shares, addresses, self._slots, self._host.take, share)
-        ring(place, self.key, len(ids), share.num_entries, share.experts, share.rows, share.weights)
+        place = None
+        if self._host is not None:
+            place = self._host.places[self.key % len(self._host.places)]
+            publish_rows(place, x.x)
+        place_misses(ids, shares, addresses, self._slots, self._misses, share)
+        if place is not None:
+            ring(place, self.key, len(ids), share.num_entries, share.experts, share.rows, share.weights)
+        fetch_experts(self._misses, self._shape.record_bytes)
         return place
 
 

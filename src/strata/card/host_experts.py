@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 
 from strata.card.device import Card, CardError
@@ -22,15 +21,13 @@ class JobPlaces:
         width: of a row.
         max_rows: of a window.
         slots: experts of a row.
-        take: how many of 0, 1, ... missed experts of a layer the processor computes, `max_rows * slots + 1`.
 
     Attributes:
         places: of jobs, used in turns by the layers.
-        take: int32 on the card.
         error: int32 `[1]` on the card; see `HostExperts.check`.
     """
 
-    def __init__(self, card: Card, width: int, max_rows: int, slots: int, take: Sequence[int]):
+    def __init__(self, card: Card, width: int, max_rows: int, slots: int):
         entries = max(max_rows * slots, PROMPT_ENTRIES)
         self._sizes = width, entries, entries  # a prompt's job has a row for each entry
         layout = JobMemory(*self._sizes, count=1).layout
@@ -41,7 +38,6 @@ class JobPlaces:
             job_place(self._pinned[i * size : (i + 1) * size], layout, self._epochs[i : i + 1])
             for i in range(PLACES)
         ]
-        self.take = torch.tensor(np.asarray(take, np.int32), device=card.device)
         self.error = torch.zeros(1, dtype=torch.int32, device=card.device)
 
 
@@ -49,7 +45,7 @@ class HostExperts(JobPlaces):
     """A pool of threads that computes the jobs.
 
     Args:
-        card, width, max_rows, slots, take: of `JobPlaces`.
+        card, width, max_rows, slots: of `JobPlaces`.
         layers: all experts, in the order of the card's layers.
         num_threads: of the pool; all usable cores when not given.
     """
@@ -61,10 +57,9 @@ class HostExperts(JobPlaces):
         width: int,
         max_rows: int,
         slots: int,
-        take: Sequence[int],
         num_threads: int | None = None,
     ):
-        super().__init__(card, width, max_rows, slots, take)
+        super().__init__(card, width, max_rows, slots)
         memory = JobMemory(*self._sizes, PLACES, memory=self._pinned.numpy())
         self._server = JobServer(layers, memory, num_threads)
 

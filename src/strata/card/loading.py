@@ -153,7 +153,8 @@ def load_on_card(
     say("preparing the card")
     cache = ExpertCache(card, weights.store, frequency)
     host = _host_experts(card, layers, model_description, model.config.embedding_length, take, threads)
-    on_card = CardModel(model, weights, cache, wishes.lanes, made.context, _KV_TYPES[wishes.kv], host)
+    kv_type = _KV_TYPES[wishes.kv]
+    on_card = CardModel(model, weights, cache, wishes.lanes, made.context, kv_type, host, take)
     if trace is not None:
         on_card.force_routes(torch.from_numpy(trace.ids))
     ring = sum(part.bytes for part in made.parts if part.purpose == "ring of streamed experts")
@@ -186,11 +187,11 @@ def _compiling(
     model: ModelDescription,
     wishes: Wishes,
     made: Plan,
-    take: list[int],
+    take: list[int] | None,
 ) -> Compiling:
     """Begin to compile what the model will launch."""
     kv_type = _KV_TYPES[wishes.kv]
-    stage = Stage(wishes.lanes, made.context, kv_type, take if any(take) else None, made.prefill_part)
+    stage = Stage(wishes.lanes, made.context, kv_type, take, made.prefill_part)
     left = hardware.ram.available_bytes - model.all_expert_bytes
     return Compiling(checkpoint, stage, made.prefill_chunk, num_jobs(len(usable_cpus()), left))
 
@@ -208,17 +209,19 @@ def _warm(runner: CardRunner, model: ModelDescription, made: Plan) -> torch.Tens
     return runner.model.weights.card.empty(size)
 
 
-def _take(hardware: Hardware, model: ModelDescription, share: float | None, all_held: bool) -> list[int]:
+def _take(
+    hardware: Hardware, model: ModelDescription, share: float | None, all_held: bool
+) -> list[int] | None:
     """How many of 0, 1, ... missed experts of a layer the processor takes.
 
-    None where `all_held` are to have slots. To ask the processor takes four launches in each layer; should
-    there be less room than planned after all, the card reads the few that it then misses.
+    None where `all_held` are to have slots. To ask the processor and to fetch takes five launches in each
+    layer; should there be less room than planned after all, the card reads the few that it then misses.
     """
     most = WINDOW_ROWS * model.experts_used
     if share is not None:
         return [round(share * missed) for missed in range(most + 1)]
     if all_held or not model.expert_bytes:
-        return [0]
+        return None
     costs = miss_costs(model, rates_of(hardware, hardware.cards[0], HIGH), rows=1)
     rows = np.ones(most)
     return [int(np.argmin(finish_times(rows[:missed], costs))) for missed in range(most + 1)]
@@ -229,13 +232,13 @@ def _host_experts(
     layers: list[Experts],
     model: ModelDescription,
     width: int,
-    take: list[int],
+    take: list[int] | None,
     threads: int | None,
 ) -> HostExperts | None:
     """The processor's pool, where it has a share."""
-    if not any(take):
+    if not any(take or ()):
         return None
-    return HostExperts(card, layers, width, WINDOW_ROWS, model.experts_used, take, threads)
+    return HostExperts(card, layers, width, WINDOW_ROWS, model.experts_used, threads)
 
 
 def _allocate(cache: ExpertCache, budget: int, number: int, reserve: int) -> None:
@@ -264,6 +267,7 @@ def _memory(runner: CardRunner, used: int, ring: int) -> dict[str, int]:
         "keys and values": model.lanes * model.context * model.bytes_per_token(),
         "recurrent states": model.lanes * model.state_bytes(),
         "ring of streamed experts": ring,
+        "fetched experts": 0 if model.memory.misses is None else model.memory.misses.memory.nbytes,
         "expert slots": runner.cache.num_bytes,
     }
     known = sum(parts.values()) - parts["expert slots"]

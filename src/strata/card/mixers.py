@@ -23,7 +23,7 @@ from strata.ops.triton.delta_net import DeltaNetState, DeltaNetWeights, gated_de
 from strata.ops.triton.expert_records import ExpertBuffers
 from strata.ops.triton.float_matmul import WINDOW_ROWS, Workspace
 from strata.ops.triton.kv import PagedKV, append_kv, gate_of
-from strata.ops.triton.place import HostShare
+from strata.ops.triton.place import HostShare, Misses
 from strata.ops.triton.sparse_attention import IndexState, append_index
 
 QUANTIZED = 128  # activations of a block
@@ -45,6 +45,7 @@ class Memory:
         counts: int32 `[layers with experts, experts]`, to which their choices are added.
         slots: int64 `[2]`, first address of the card's experts, and the first behind them.
         host: who computes the share of the missed experts that is the processor's; None: nobody.
+        misses: what becomes of the experts that windows miss; None: they miss none, or read them in place.
         windows: buffers of layers with experts, see `feed_forward.CardExperts`.
     """
 
@@ -57,6 +58,7 @@ class Memory:
     counts: torch.Tensor
     slots: torch.Tensor
     host: JobPlaces | None
+    misses: Misses | None
     windows: dict[tuple[Hashable, ...], tuple[ExpertBuffers | None, HostShare]] = field(default_factory=dict)
 
     _scratches: dict[tuple[int, int], Scratch] = field(default_factory=dict)

@@ -1,5 +1,7 @@
 """A whole model on a card: what one step queues, from embeddings to logits."""
 
+from collections.abc import Sequence
+
 import torch
 
 from strata.card.cache import ExpertCache
@@ -17,6 +19,8 @@ from strata.models.base import Model
 from strata.models.decoder import Decoder
 from strata.models.qwen4exp import Qwen4Exp
 from strata.ops.triton.float_matmul import Workspace
+from strata.ops.triton.place import Misses
+from strata.placement import FETCHED
 from strata.prompt_memory import UNPACKED
 
 
@@ -31,6 +35,8 @@ class CardModel:
         context: most tokens of a sequence.
         kv_type: float16 or int8, of keys and values.
         host: who computes the share of the missed experts that is the processor's; None: nobody.
+        take: how many of 0, 1, ... missed experts of a layer that is, in windows; the others are fetched
+            before they are computed. None: windows read whatever they miss in place.
 
     Attributes:
         tokens: their embeddings.
@@ -49,6 +55,7 @@ class CardModel:
         context: int,
         kv_type: torch.dtype = torch.float16,
         host: JobPlaces | None = None,
+        take: Sequence[int] | None = None,
     ):
         self.require(model)
         self.model, self.weights, self.host = model, weights, host
@@ -58,6 +65,7 @@ class CardModel:
         pages = -(-context // PAGE)
         table = torch.arange(lanes * pages, dtype=torch.int32, device=device).view(lanes, pages)
         self.counts = torch.zeros(self.addresses.shape, dtype=torch.int32, device=device)
+        experts, largest = self.addresses.shape[1], max(cache.store.record_bytes, default=0)
         self.memory = Memory(
             weights=weights,
             workspace=Workspace(device, 1, 1, UNPACKED),
@@ -68,6 +76,7 @@ class CardModel:
             counts=self.counts,
             slots=cache.slots,
             host=host,
+            misses=None if take is None else Misses.allocate(take, experts, FETCHED, largest, device),
         )
         kind = CardHyperDecoder if isinstance(model, Qwen4Exp) else CardDecoder
         self._decoder = kind(model, self.memory)

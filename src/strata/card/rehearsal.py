@@ -125,7 +125,7 @@ class Stage:
 
     Args:
         lanes, context, kv_type: of `CardModel`.
-        take: of `HostExperts`; None where the processor has no share.
+        take: of `CardModel`; where it has only zeros, the processor has no share.
         part_rows: of `PromptReader`.
     """
 
@@ -163,11 +163,13 @@ class Rehearsal:
             policy=SimpleNamespace(frequency=np.zeros(addresses.shape, np.float32)),
         )
         host = None
-        if stage.take is not None:
+        if any(stage.take or ()):
             used = config.expert_used_count
-            host = JobPlaces(card, config.embedding_length, WINDOW_ROWS, used, stage.take)
+            host = JobPlaces(card, config.embedding_length, WINDOW_ROWS, used)
         self._header = header
-        self.model = _Model(model, weights, cache, stage.lanes, stage.context, stage.kv_type, host)
+        self.model = _Model(
+            model, weights, cache, stage.lanes, stage.context, stage.kv_type, host, stage.take
+        )
         self._sampler = CardSampler(stage.lanes, config.vocab_size, card.device)
         processor = None if host is None else Processor(Costs(0, 0, 0, 0, 0), 1.0)
         self._reader = PromptReader(self.model, cache, 0, stage.part_rows, processor)

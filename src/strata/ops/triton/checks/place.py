@@ -1,13 +1,15 @@
-"""The processor's share of missed experts against a plain loop."""
+"""The processor's share of missed experts, and what the card fetches, against a plain loop."""
 
 from collections.abc import Iterator
 
 import torch
 
 from strata.ops.triton.catalog import Check, Launch, meta
-from strata.ops.triton.place import HostShare, place_misses
+from strata.ops.triton.place import HostShare, Misses, fetch_experts, place_misses
 
 _SLOTS = (4096, 8192)
+_FETCHED = 8
+_SIZE = 8192 + 8192 + 320  # bytes of a record: two blocks of a copy, and a piece
 _CASES = ((1, 10, 64, 0), (1, 10, 64, 40), (3, 4, 12, 3), (16, 10, 40, 20), (2, 3, 8, 8))
 
 
@@ -35,7 +37,7 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
             got = HostShare.allocate(ids.numel(), device)
             on_card = (x.to(device) for x in (ids, weights, addresses))
             slots = torch.tensor(_SLOTS, device=device)
-            place_misses(*on_card, slots, torch.tensor(take, dtype=torch.int32, device=device), got)
+            place_misses(*on_card, slots, Misses.allocate(take, experts, 1, 64, device), got)
             host_entry = torch.full((ids.numel(),), -1, dtype=torch.int32)
             for number, (entry, _) in enumerate(want):
                 host_entry[entry] = number
@@ -52,14 +54,53 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
             yield f"{case}, weights", got.weights[:n], weights.flatten()[[e for e, _ in want]]
 
 
+def _compare_fetched(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """What a window fetches, and where it finds its experts; of records of the largest size, and of less."""
+    generator = torch.Generator().manual_seed(0)
+    for rows, used, experts, held in _CASES:
+        ids = torch.stack([torch.randperm(experts, generator=generator)[:used] for _ in range(rows)]).int()
+        if rows == 3:
+            ids[1] = -1
+        for size, taken in ((_SIZE, 0), (_SIZE - 64, 3)):
+            records = torch.randint(256, (experts, size), dtype=torch.uint8, generator=generator).to(device)
+            addresses = records.data_ptr() + torch.arange(experts, device=device) * size
+            slots = torch.tensor([records.data_ptr(), records.data_ptr() + held * size], device=device)
+            take = [min(n, taken) for n in range(ids.numel() + 1)]
+            misses = Misses.allocate(take, experts, _FETCHED, _SIZE, device)
+            weights, share = torch.zeros(rows, used, device=device), HostShare.allocate(ids.numel(), device)
+            place_misses(ids.to(device), weights, addresses, slots, misses, share)
+            fetch_experts(misses, size)
+            case = f"{rows} x {used}, {held} of {experts} held, {size} bytes, {taken} taken"
+            used_experts = sorted(set(ids.flatten().tolist()) - {-1})
+            order = [expert for expert in ids.flatten().tolist() if expert >= held]
+            order = sorted(dict.fromkeys(order), key=order.count)[taken:][::-1][:_FETCHED]
+            want = addresses.cpu().clone()
+            for slot, expert in enumerate(order):
+                want[expert] = misses.memory[slot].data_ptr()
+            yield f"{case}, addresses", misses.addresses[used_experts], want[used_experts]
+            yield f"{case}, number", misses.num_fetched, torch.tensor([len(order)], dtype=torch.int32)
+            yield f"{case}, records", misses.memory[: len(order), :size], records[order]
+
+
+def _misses(entries: int) -> Misses:
+    """Of 512 experts, without memory."""
+    sizes = (entries + 1, torch.int32), (512, torch.int64)
+    take, addresses = (meta(n, dtype=dtype) for n, dtype in sizes)
+    memory, sources = meta(_FETCHED, 1 << 20, dtype=torch.uint8), meta(_FETCHED, dtype=torch.int64)
+    return Misses(take, addresses, memory, sources, meta(1, dtype=torch.int32))
+
+
 def _launch(rows: int) -> None:
     share = HostShare(
         *(meta(n, dtype=torch.int32) for n in (rows * 10, 1, rows * 10, rows * 10)), meta(rows * 10)
     )
-    take, addresses = meta(rows * 10 + 1, dtype=torch.int32), meta(512, dtype=torch.int64)
-    slots = meta(2, dtype=torch.int64)
-    place_misses(meta(rows, 10, dtype=torch.int32), meta(rows, 10), addresses, slots, take, share)
+    addresses, slots = meta(512, dtype=torch.int64), meta(2, dtype=torch.int64)
+    ids = meta(rows, 10, dtype=torch.int32)
+    place_misses(ids, meta(rows, 10), addresses, slots, _misses(rows * 10), share)
 
 
-CHECKS = [Check("place", _compare)]
-LAUNCHES = [Launch(f"place {rows} x 10", lambda rows=rows: _launch(rows)) for rows in (1, 16)]
+CHECKS = [Check("place", _compare), Check("fetch experts", _compare_fetched)]
+LAUNCHES = [
+    *(Launch(f"place {rows} x 10", lambda rows=rows: _launch(rows)) for rows in (1, 16)),
+    Launch("fetch experts", lambda: fetch_experts(_misses(10), 1 << 20)),
+]

@@ -1,0 +1,65 @@
+"""A window's missed experts: computed by the processor, fetched, or read in place."""
+
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from strata.card import model as card_model
+from strata.card.cache import ExpertCache
+from strata.card.feed_forward import card_feed_forward
+from strata.card.host_experts import HostExperts
+from strata.card.products import Activations
+from strata.card.weights import CardWeights
+from strata.models import load_model
+from strata.ops.triton.float_matmul import WINDOW_ROWS
+from tests.card.fakes import FakeCard
+from tests.card.test_architectures import QWEN3_MOE
+from tests.helpers.tiny_models import TinyCheckpoint
+
+ROWS = 3
+
+
+@torch.inference_mode()
+def compute(held: float, take: Sequence[int] | None, experts: str, fetched: int = 16) -> tuple:
+    """A layer's output for a window, the experts fetched, and the jobs that the processor was given."""
+    weights = CardWeights(
+        TinyCheckpoint(QWEN3_MOE, {"experts": experts, "experts_down": experts}), FakeCard()
+    )
+    model = load_model(weights)
+    layers = weights.load_experts(len(model.expert_layers()), lambda done, total: None)
+    cache = ExpertCache(weights.card, weights.store)
+    cache.allocate(int(held * cache.residency.size.sum()), slack=0)
+    cache.fill(range(len(cache.residency.size)))
+    width, used = model.config.embedding_length, model.config.expert_used_count
+    pool = HostExperts(weights.card, layers, width, WINDOW_ROWS, used, 2) if any(take or ()) else None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(card_model, "FETCHED", fetched)
+        on_card = card_model.CardModel(model, weights, cache, 1, 64, host=pool, take=take)
+    zeros, position = torch.zeros(ROWS, dtype=torch.int32), torch.arange(ROWS, dtype=torch.int32)
+    rows = on_card.rows(zeros, position, torch.zeros(1, dtype=torch.int32), False)
+    x = torch.randn(ROWS, width, generator=torch.Generator().manual_seed(0))
+    y = card_feed_forward(next(iter(model.expert_layers().values())), on_card.memory)(Activations(x), rows)
+    jobs, misses = 0, on_card.memory.misses
+    if pool is not None:
+        HostExperts.check(int(pool.error))
+        jobs = int(pool._epochs.sum())
+        pool.close()
+    return y, 0 if misses is None else int(misses.num_fetched), jobs
+
+
+@pytest.mark.parametrize("experts", ["Q8_0", "F16"])
+def test_the_bits_are_the_same_wherever_missed_experts_are_computed(experts: str):
+    want, *_ = compute(1.0, None, experts)
+    missed = compute(0.0, [0] * 100, experts)
+    assert torch.equal(missed[0], want) and missed[1] >= 2 and missed[2] == 0
+    assert torch.equal(compute(0.0, None, experts)[0], want), "in place"
+    y, *counts = compute(0.0, [0] * 100, experts, fetched=1)
+    assert torch.equal(y, want) and counts == [1, 0], "one fetched, the others in place"
+    y, *counts = compute(1.0, [0] * 100, experts)
+    assert torch.equal(y, want) and counts == [0, 0], "nothing missed"
+    if experts == "Q8_0":  # of floats the processor's sums are its own
+        y, *counts = compute(0.0, [0] + [1] * 99, experts)
+        assert torch.equal(y, want) and counts == [missed[1] - 1, 1], "one of them the processor's"
