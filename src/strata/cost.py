@@ -7,6 +7,7 @@ outcome with published figures.
 """
 
 import math
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -31,6 +32,7 @@ CORE_BYTES = {"avx2": 5e9, "avx_vnni": 10e9, "avx512": 12e9, "amx": 12e9, "": 1e
 CORE_PRODUCTS = {"avx2": 20e9, "avx_vnni": 40e9, "avx512": 80e9, "amx": 400e9, "": 1e9, "portable": 2e9}
 KERNELS_PER_LAYER = 12  # of a step, or of a chunk of a prompt
 HANDSHAKE_S = 8e-6  # the smallest job from a card and back: docs/JOBS.md, on an H200
+EXPERTS_S = 11e-6  # five launches of a layer's experts besides reading them: 19.9 us on an H200 for ten
 CPU_ROW = 0.3  # of an expert's time, for each further row (F 3.4: from two rows on products are the limit)
 # Distinct experts of a window of 1, 2, ... rows over those of one: F 3.1
 DISTINCT = (1.0, 1.70, 2.31, 2.88, 3.40, 3.89, 4.35, 4.80)
@@ -187,6 +189,16 @@ def miss_costs(model: ModelDescription, rates: Rates, rows: int) -> Costs:
         link=size / rates.link if rates.link else math.inf,
         host=size / rates.host,
     )
+
+
+def window_costs(model: ModelDescription, rates: Rates, held: int) -> Costs:
+    """Of an average expert, in a layer of a window of one row that finds `held` of its experts in VRAM.
+
+    The card copies its share of the others there before it begins with any.
+    """
+    costs = miss_costs(model, rates, rows=1)
+    read = sum(model.expert_bytes) / max(len(model.expert_bytes), 1) / rates.vram
+    return replace(costs, link=costs.link + read, card=EXPERTS_S + held * read)
 
 
 def decode_on_card(

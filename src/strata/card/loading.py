@@ -16,7 +16,7 @@ from strata.card.prompts import Processor, PromptReader
 from strata.card.rehearsal import Stage
 from strata.card.runner import CardRunner
 from strata.card.weights import CardWeights
-from strata.cost import HIGH, miss_costs, rates_of
+from strata.cost import HIGH, miss_costs, rates_of, window_costs
 from strata.errors import StrataError
 from strata.experts.split import finish_times
 from strata.experts.trace import Trace
@@ -222,9 +222,10 @@ def _take(
         return [round(share * missed) for missed in range(most + 1)]
     if all_held or not model.expert_bytes:
         return None
-    costs = miss_costs(model, rates_of(hardware, hardware.cards[0], HIGH), rows=1)
+    rates = rates_of(hardware, hardware.cards[0], HIGH)
+    costs = [window_costs(model, rates, max(0, model.experts_used - missed)) for missed in range(most + 1)]
     rows = np.ones(most)
-    return [int(np.argmin(finish_times(rows[:missed], costs))) for missed in range(most + 1)]
+    return [int(np.argmin(finish_times(rows[:missed], of))) for missed, of in enumerate(costs)]
 
 
 def _host_experts(

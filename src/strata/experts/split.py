@@ -1,4 +1,4 @@
-"""Which missed experts the processor computes and which the card reads in place: both should end together.
+"""Which missed experts the processor computes and which the card fetches: both should end together.
 
 Either way gives the same bits, so this decides about time alone, for one layer of one window.
 """
@@ -16,7 +16,7 @@ class Costs:
         handshake: until the processor has seen a job, and until the card has seen its end.
         cpu: the processor, for an expert's first row.
         cpu_row: the processor, for each further row.
-        link: the card, to read the expert from host memory, however many rows use it.
+        link: the card, to bring the expert from host memory and to compute it, however many rows use it.
         host: reading the expert's bytes at all that main memory gives, which both ways share.
         card: what the card has to do besides in a layer: held experts, the shared one.
     """
