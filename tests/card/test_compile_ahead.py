@@ -32,7 +32,7 @@ from strata.ops.triton.proof.fake_driver import FakeDriver
 from strata.ops.triton.proof.targets import TARGETS
 geometry = GEOMETRIES["tiny"]
 checkpoint = SyntheticCheckpoint(geometry, find_mix(geometry, "q2_0"))
-stage = Stage(2, 4096, torch.float16, [0] * 200, 512)
+stage = Stage(2, 4096, torch.float16, [1] * 200, 512)
 """
 OTHERS = """
 found = kernels_of(Header(checkpoint), stage, 256, "sm_80")
