@@ -57,29 +57,30 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
 def _compare_fetched(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """What a window fetches, and where it finds its experts; of records of the largest size, and of less."""
     generator = torch.Generator().manual_seed(0)
-    for rows, used, experts, held in _CASES:
+    for case, (rows, used, experts, held) in enumerate(_CASES):
         ids = torch.stack([torch.randperm(experts, generator=generator)[:used] for _ in range(rows)]).int()
         if rows == 3:
             ids[1] = -1
-        for size, taken in ((_SIZE, 0), (_SIZE - 64, 3)):
-            records = torch.randint(256, (experts, size), dtype=torch.uint8, generator=generator).to(device)
-            addresses = records.data_ptr() + torch.arange(experts, device=device) * size
-            slots = torch.tensor([records.data_ptr(), records.data_ptr() + held * size], device=device)
-            take = [min(n, taken) for n in range(ids.numel() + 1)]
-            misses = Misses.allocate(take, experts, _FETCHED, _SIZE, device)
-            weights, share = torch.zeros(rows, used, device=device), HostShare.allocate(ids.numel(), device)
-            place_misses(ids.to(device), weights, addresses, slots, misses, share)
-            fetch_experts(misses, size)
-            case = f"{rows} x {used}, {held} of {experts} held, {size} bytes, {taken} taken"
-            used_experts = sorted(set(ids.flatten().tolist()) - {-1})
-            order = [expert for expert in ids.flatten().tolist() if expert >= held]
-            order = sorted(dict.fromkeys(order), key=order.count)[taken:][::-1][:_FETCHED]
-            want = addresses.cpu().clone()
-            for slot, expert in enumerate(order):
-                want[expert] = misses.memory[slot].data_ptr()
-            yield f"{case}, addresses", misses.addresses[used_experts], want[used_experts]
-            yield f"{case}, number", misses.num_fetched, torch.tensor([len(order)], dtype=torch.int32)
-            yield f"{case}, records", misses.memory[: len(order), :size], records[order]
+        size, taken = ((_SIZE, 0), (_SIZE - 64, 3))[case % 2]
+        records = torch.randint(256, (experts, size), dtype=torch.uint8, generator=generator).to(device)
+        addresses = records.data_ptr() + torch.arange(experts, device=device) * size
+        slots = torch.tensor([records.data_ptr(), records.data_ptr() + held * size], device=device)
+        take = [min(n, taken) for n in range(ids.numel() + 1)]
+        misses = Misses.allocate(take, experts, _FETCHED, _SIZE, device)
+        weights, share = torch.zeros(rows, used, device=device), HostShare.allocate(ids.numel(), device)
+        place_misses(ids.to(device), weights, addresses, slots, misses, share)
+        fetch_experts(misses, size)
+        name = f"{rows} x {used}, {held} of {experts} held, {size} bytes, {taken} taken"
+        named = ids.flatten().tolist()
+        order = [expert for expert in named if expert >= held]
+        order = sorted(dict.fromkeys(order), key=order.count)[taken:][::-1][:_FETCHED]
+        want = addresses.cpu().clone()
+        for slot, expert in enumerate(order):
+            want[expert] = misses.memory[slot].data_ptr()
+        named = sorted(set(named) - {-1})
+        yield f"{name}, addresses", misses.addresses[named], want[named]
+        yield f"{name}, number", misses.num_fetched, torch.tensor([len(order)], dtype=torch.int32)
+        yield f"{name}, records", misses.memory[: len(order), :size], records[order]
 
 
 def _misses(entries: int) -> Misses:
