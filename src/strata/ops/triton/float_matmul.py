@@ -34,7 +34,6 @@ from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
 WINDOW_COLUMNS = 32
-PROMPT_TILE = (32, 128)  # rows, columns: 32 rows keep NVIDIA's cards to the instruction that windows use
 _SCALAR_TILE = (16, 64)  # without matrix units, whose part registers then have
 
 
@@ -262,6 +261,17 @@ def window_options(weight: torch.Tensor, slice_length: int, num_rows: int) -> di
     }
 
 
+def _prompt_tile() -> tuple[int, int]:
+    """Rows and columns of a prompt's program.
+
+    With 64 rows a Hopper takes other instructions (wgmma) than for windows; sums have the same bits, see
+    `checks/float_matmul.py`.
+    """
+    if not has_matrix_units():
+        return _SCALAR_TILE
+    return (64 if loads_to_shared_memory() else 32), 128
+
+
 def multiply_parts(
     parts: torch.Tensor,
     weight: torch.Tensor,
@@ -278,7 +288,7 @@ def multiply_parts(
         scales: float32 `[rows, groups]`: K is cut into groups, whose sums are multiplied with these.
     """
     (num_rows, num_in), num_columns = parts.shape[1:], weight.shape[0]
-    rows, columns = PROMPT_TILE if has_matrix_units() else _SCALAR_TILE
+    rows, columns = _prompt_tile()
     _prompt[(triton.cdiv(num_columns, columns), triton.cdiv(num_rows, rows))](
         parts, scales, weight, out, num_rows, num_columns, out.stride(0), K=num_in,
         GROUPS=0 if scales is None else scales.shape[1], ROWS=rows, COLUMNS=columns, SLICE=slice_length,

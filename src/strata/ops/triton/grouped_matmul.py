@@ -3,7 +3,7 @@
 Integers are exact in any order, so 32 weights of a row are a `tl.dot`; sub-scales, spans and their order are
 the contract's. Rows are sorted by matrix, and a program has rows of one matrix only.
 
-Where a matrix has many rows, its weights are unpacked to bytes first: `unpacked_matmul`.
+Matrices with many rows are unpacked to bytes first: `unpacked_matmul`.
 """
 
 import torch
@@ -15,16 +15,14 @@ from strata.ops.triton.capability import has_few_registers, warps
 from strata.ops.triton.decode import decode_scales, grid_extras, stored_scales
 from strata.ops.triton.intrinsics import INTERPRETED
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
-from strata.ops.triton.sorted_rows import BLOCKS, SortedRows, rows_of_block
+from strata.ops.triton.sorted_rows import FEW_BLOCK, SortedRows, rows_of_block
 from strata.ops.triton.step import bytes_of, step_word, sub_scales
-from strata.ops.triton.unpack import unpacked_bytes
+from strata.ops.triton.unpack import PlaneMatrices, unpacked_bytes
 from strata.ops.triton.unpacked_matmul import unpacked_matmul
 
 _ROWS = tl.constexpr(TILE_ROWS)
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
-_OUTPUTS = 64  # of a program
 _STAGES = 1  # programs cover each other's waits; a tile that waits in shared memory has to be read from there
-_UNPACK_FROM = 16  # rows of a matrix; fewer are multiplied with planes as soon as with bytes
 
 
 @triton.jit
@@ -179,15 +177,16 @@ def _columns_left(num_in: int, columns: int) -> int:
 
 @triton.jit
 def _grouped_kernel(
-    addresses, at, grid, codes, scales, order, matrix, begin, end, y, y_width, y_column, num_out, slots,
+    addresses, at, grid, codes, scales, order, bounds, matrix, begin, count, y, y_width, y_column, num_out,
+    slots,
     FORMAT: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr, AHEAD: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program is a block of rows and OUTPUTS of their matrix."""
-    block_of_rows = tl.program_id(0)
-    which = tl.load(matrix + block_of_rows)
-    if which >= 0:
-        exists, entry, row_of_x = rows_of_block(order, begin, end, block_of_rows, slots, ROWS)
+    block = tl.program_id(0)
+    if block < tl.load(count):
+        which = tl.load(matrix + block)
+        exists, entry, row_of_x = rows_of_block(order, bounds, which, tl.load(begin + block), slots, ROWS)
         n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         base = (tl.load(addresses + which) + at).to(tl.pointer_type(tl.uint8))
         base = tl.multiple_of(base, 64)
@@ -216,11 +215,14 @@ def _grouped_kernel(
         tl.store(y + where, total, mask=exists[:, None] & (n < num_out)[None, :])
 
 
-def _shape(rows: int) -> tuple[int, int]:
-    """Threads of a program with so many rows, and the steps that are loaded ahead, as far as registers do."""
-    if has_few_registers() or rows == BLOCKS[-1]:
-        return 256, 1
-    return 128 if rows == BLOCKS[0] else 256, ACTIVATION_BLOCK // 32
+def _shape(rows: int) -> tuple[int, int, int]:
+    """Threads and outputs of a program with so many rows, and the steps that are loaded ahead.
+
+    As many as registers do; and rows of `SortedRows.many` come here only where there is no room to unpack.
+    """
+    if has_few_registers() or rows > FEW_BLOCK:
+        return 256, 64, 1
+    return 128, 32, ACTIVATION_BLOCK // 32
 
 
 def has_integer_dot() -> bool:
@@ -232,12 +234,7 @@ def has_integer_dot() -> bool:
 
 
 def grouped_matmul(
-    format: str,
-    num_out: int,
-    num_in: int,
-    addresses: torch.Tensor,
-    at: int,
-    grid: torch.Tensor,
+    matrices: PlaneMatrices,
     rows: SortedRows,
     slots: int,
     codes: torch.Tensor,
@@ -246,27 +243,28 @@ def grouped_matmul(
     column: int = 0,
     unpacked: torch.Tensor | None = None,
 ) -> None:
-    """Each row times its matrix `[num_out, num_in]`, into `out`.
+    """Each row times its matrix, into `out`.
 
     Args:
-        addresses: int64 `[matrices]`, of records with a matrix's planes from byte `at` on, aligned to 64.
-        grid: `quantized_matmul.codebook`.
         rows: entries; an entry's row of activations is entry // slots.
         codes, scales: from `quantize_activations`.
         out: float32 `[entries, any width]`; columns from `column` on are written, at the entry's row.
-        unpacked: int8, memory for `unpacked_matmul`, of as many matrices at a time as there is room for; used
-            where matrices have many rows. None: weights are taken out of their planes for each block of rows.
+        unpacked: int8, memory for `unpacked_matmul`, of as many matrices at a time as there is room for.
+            None, or for not one: weights are taken out of their planes for each block of rows.
     """
-    many = rows.order.numel() >= _UNPACK_FROM * addresses.numel()
-    if many and unpacked is not None and unpacked.numel() >= unpacked_bytes(format, num_out, num_in):
-        unpacked_matmul(
-            format, num_out, num_in, addresses, at, grid, rows, slots, codes, scales, out, column, unpacked
-        )
-        return
-    threads, ahead = _shape(rows.block)
-    _grouped_kernel[(rows.matrix.numel(), triton.cdiv(num_out, _OUTPUTS))](
-        addresses, at, grid, codes, scales, rows.order, rows.matrix, rows.begin, rows.end, out, out.shape[1],
-        column, num_out, slots,
-        FORMAT=format, K=num_in, ROWS=rows.block, OUTPUTS=_OUTPUTS, AHEAD=ahead,
-        STAGES=_STAGES, num_warps=warps(threads), enable_fp_fusion=False,
-    )  # fmt: skip
+    m = matrices
+    blocks = [rows.few, rows.many]
+    if unpacked is not None and unpacked.numel() >= unpacked_bytes(m.format, m.num_out, m.num_in):
+        blocks = [rows.few]
+        if rows.many is not None:
+            unpacked_matmul(m, rows, rows.many, slots, codes, scales, out, column, unpacked)
+    for some in blocks:
+        if some is None:
+            continue
+        threads, outputs, ahead = _shape(some.rows)
+        _grouped_kernel[(some.matrix.numel(), triton.cdiv(m.num_out, outputs))](
+            m.addresses, m.at, m.grid, codes, scales, rows.order, rows.bounds, some.matrix, some.begin,
+            some.count, out, out.shape[1], column, m.num_out, slots,
+            FORMAT=m.format, K=m.num_in, ROWS=some.rows, OUTPUTS=outputs, AHEAD=ahead,
+            STAGES=_STAGES, num_warps=warps(threads), enable_fp_fusion=False,
+        )  # fmt: skip

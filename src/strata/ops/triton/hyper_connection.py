@@ -21,7 +21,7 @@ from strata.ops.triton.arithmetic import (
     split_bfloat16,
     unstack,
 )
-from strata.ops.triton.capability import loads_together, warps
+from strata.ops.triton.capability import load_stages, loads_to_shared_memory, loads_together, warps
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 from strata.ops.triton.float_matmul import (
     SLICE,
@@ -45,6 +45,7 @@ from strata.ops.triton.float_matmul import (
 from strata.ops.triton.quantize import quantize_blocks
 
 QUANTIZED = 128
+_CHANNELS = 16  # of a program of `_up`, each with all streams
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,27 +267,16 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
         w_rows, k = weight + gate_row[:, None] * LOW, tl.arange(0, BLOCK)[None, :]
         plane = tl.cast(num_rows, tl.int64) * LOW
         a_rows, is_column = parts + wide_rows * LOW, (gate_row >= 0)[:, None]
-        a_high, a_middle, a_low, w = load_parts(a_rows, w_rows, plane, k, is_row, is_column, LOW)
-        # With two stages, Triton asks for what comes next when a product is done, and waits for it then.
-        for start in tl.range(0, LOW, BLOCK, num_stages=1):
-            ahead = load_parts(a_rows, w_rows, plane, start + BLOCK + k, is_row, is_column, LOW)
+        for start in range(0, LOW, BLOCK):
+            a_high, a_middle, a_low, w = load_parts(a_rows, w_rows, plane, start + k, is_row, is_column, LOW)
             high, middle, lowest = dot_parts(a_high, a_middle, a_low, w, high, middle, lowest)
-            a_high, a_middle, a_low, w = ahead
     else:
         row = tl.program_id(1) * ROWS + tl.arange(0, USED)[:, None]
         WHOLE: tl.constexpr = LOW // BLOCK * BLOCK
         if WHOLE < LOW:
             REST: tl.constexpr = max(triton.next_power_of_2(LOW - WHOLE), min(BLOCK, 32))
-            last = _low(
-                product,
-                scales,
-                row,
-                WHOLE + tl.arange(0, REST)[None, :],
-                num_rows,
-                product_stride,
-                LOW,
-                STREAMS,
-            )
+            rest = WHOLE + tl.arange(0, REST)[None, :]
+            last = _low(product, scales, row, rest, num_rows, product_stride, LOW, STREAMS)
             w_last = _gate_weights(weight, gate_row, WHOLE, LOW, REST)
         for start in range(0, WHOLE, BLOCK):
             k = start + tl.arange(0, BLOCK)[None, :]
@@ -310,6 +300,13 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
             code, scale = quantize_blocks(tl.load(out + cells, is_row, other=0.0, cache_modifier=".cg"))
             tl.store(codes + cells, code, is_row)
             tl.store(code_scales + wide_rows * (WIDTH // 128) + block, scale, is_row)
+
+
+def _prompt_shape() -> tuple[int, int]:
+    """Rows and threads of a prompt's program of `_up`."""
+    if loads_to_shared_memory():
+        return 64, 128
+    return (32 if has_matrix_units() else 16), 256
 
 
 def read(
@@ -342,10 +339,8 @@ def read(
     strengths, scales = residual.new_empty(num_rows, streams), residual.new_empty(num_rows, streams)
     multiply = _multiply_window if window else _multiply_prompt
     product = multiply(residual, output, inject, written, scales, weights, workspace)
-    rows, channels, block = 32 if has_matrix_units() else 16, 16, dot_block(weights.up, 64)
-    if window:
-        rows = 16
-    used = rows
+    rows, threads = (16, 128) if window else _prompt_shape()
+    used, block = rows, dot_block(weights.up, 64)
     if num_rows <= STACKED_ROWS:
         rows, block, used = 4, window_block(weights.up), triton.next_power_of_2(num_rows)
     x = residual.new_empty(num_rows, width)
@@ -359,13 +354,13 @@ def read(
             product, parts, num_rows, product.stride(0), STREAMS=streams, LOW=weights.low_rank,
             PADDED=triton.next_power_of_2(weights.low_rank), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
-    _up[(width // channels, triton.cdiv(num_rows, rows))](
+    _up[(width // _CHANNELS, triton.cdiv(num_rows, rows))](
         written, scales, weights.norm, product, parts, weights.up, x, strengths, codes, code_scales, arrived,
         num_rows, product.stride(-2), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
-        USED=used, CHANNELS=channels, BLOCK=block, INJECT=weights.down.shape[0] > weights.low_rank,
-        QUANTIZE=quantized is not None, num_warps=4 if window else warps(256),
-        num_stages=2 if weights.low_rank >= 2 * block else 1, **(loads_together() if window else {}),
-        **step_launch(),
+        USED=used, CHANNELS=_CHANNELS, BLOCK=block, INJECT=weights.down.shape[0] > weights.low_rank,
+        QUANTIZE=quantized is not None, num_warps=4 if window else warps(threads),
+        num_stages=min(weights.low_rank // block, 2 if window else load_stages()) or 1,
+        **(loads_together() if window else {}), **step_launch(),
     )  # fmt: skip
     return written, x, strengths
 

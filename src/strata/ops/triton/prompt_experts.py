@@ -8,6 +8,7 @@ from strata.ops.triton.grouped_matmul import grouped_matmul
 from strata.ops.triton.planes import ACTIVATION_BLOCK
 from strata.ops.triton.quantized_matmul import codebook
 from strata.ops.triton.sorted_rows import sort_rows
+from strata.ops.triton.unpack import PlaneMatrices
 
 
 def compute_prompt_experts(
@@ -47,27 +48,12 @@ def compute_prompt_experts(
         (shape.gate, grids[0], 0, 0),
         (shape.up, grids[1], shape.up_at, shape.ff),
     ):
-        grouped_matmul(
-            format,
-            shape.ff,
-            shape.width,
-            addresses,
-            at,
-            grid,
-            sorted_rows,
-            slots,
-            codes,
-            scales,
-            hidden,
-            column,
-            unpacked,
-        )
+        matrices = PlaneMatrices(format, shape.ff, shape.width, addresses, at, grid)
+        grouped_matmul(matrices, sorted_rows, slots, codes, scales, hidden, column, unpacked)
     hidden_codes = torch.empty(entries, shape.ff, dtype=torch.int8, device=device)
     hidden_scales = torch.empty(entries, -(-shape.ff // ACTIVATION_BLOCK), dtype=torch.float32, device=device)
     quantize_hidden(shape, ids, host_entry, hidden[:, None], hidden_codes, hidden_scales, factors)
     y = memory[: entries * shape.width].view(entries, shape.width)
-    grouped_matmul(
-        shape.down, shape.width, shape.ff, addresses, shape.down_at, grids[2], sorted_rows, 1,
-        hidden_codes, hidden_scales, y, 0, unpacked,
-    )  # fmt: skip
+    matrices = PlaneMatrices(shape.down, shape.width, shape.ff, addresses, shape.down_at, grids[2])
+    grouped_matmul(matrices, sorted_rows, 1, hidden_codes, hidden_scales, y, 0, unpacked)
     return y

@@ -31,6 +31,7 @@ from strata.ops.triton.tile_product import (
     store_terms,
     tile_product,
 )
+from strata.ops.triton.unpack import PlaneMatrices
 
 _ROWS = tl.constexpr(TILE_ROWS)
 FEW_ROWS = 16  # of a window
@@ -243,10 +244,8 @@ def quantized_matmul(
         out = torch.empty(num_rows, matrix.num_out, dtype=torch.float32, device=device)
     if num_rows > FEW_ROWS and has_integer_dot():
         address = torch.full((1,), matrix.planes.data_ptr(), dtype=torch.int64, device=device)
-        grouped_matmul(
-            matrix.format, matrix.num_out, matrix.num_in, address, 0, matrix.grid,
-            rows_in_order(num_rows, device), 1, codes, scales, out, 0, unpacked,
-        )  # fmt: skip
+        one = PlaneMatrices(matrix.format, matrix.num_out, matrix.num_in, address, 0, matrix.grid)
+        grouped_matmul(one, rows_in_order(num_rows, device), 1, codes, scales, out, 0, unpacked)
         return out
     if _shares_tiles(matrix, num_rows):
         multiply_shared_tiles([matrix], codes, scales, [out])

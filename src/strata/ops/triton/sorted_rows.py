@@ -6,73 +6,129 @@ import torch
 import triton
 import triton.language as tl
 
-BLOCKS = (16, 32, 64)  # rows of activations in a program
+# By trying on an H200. To unpack a matrix and multiply a block of 64 rows takes as long as three blocks of 16
+# with the weights taken out of their planes each time; with 32 rows a block takes little less than with 64.
+FEW_BLOCK, MANY_BLOCK = 16, 64  # most rows of a block
+MANY = 33  # rows of a matrix from which on it is worth unpacking
+
+_FEW_BLOCK, _MANY_BLOCK, _MANY = tl.constexpr(FEW_BLOCK), tl.constexpr(MANY_BLOCK), tl.constexpr(MANY)
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Places of `SortedRows.order` with rows of one matrix each.
+
+    Attributes:
+        rows: most of a block.
+        matrix, begin: int32 `[most blocks there can be]`: a block's matrix, and its first place.
+        count: int32 `[1]`, how many there are.
+    """
+
+    rows: int
+    matrix: torch.Tensor
+    begin: torch.Tensor
+    count: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True)
 class SortedRows:
     """Rows (or entries, row * slots + slot) sorted by their matrix, cut in blocks.
 
-    Args:
+    Attributes:
         order: int32 `[entries]`, those of one matrix in ascending order.
-        matrix: int32 `[blocks]`: the matrix of a block, -1 behind the last one.
-        begin, end: int32 `[blocks]`: the block's places in `order`.
         bounds: int32 `[matrices + 1]`: where the entries of each matrix begin in `order`.
-        block: most entries of a block.
+        few, many: blocks of matrices with less than `MANY` entries, and of others; None: there are none.
+        matrices: int32 `[most there can be]`, those that have `many`, in order; behind the last, -1.
+        starts: int32 `[one more]`: where the blocks of each of them begin in `many`; then, where they end.
+        number: int32 `[most blocks]`: the place of a block's matrix in `matrices`.
     """
 
     order: torch.Tensor
-    matrix: torch.Tensor
-    begin: torch.Tensor
-    end: torch.Tensor
     bounds: torch.Tensor
-    block: int
-
-
-def _block_of(rows: float) -> int:
-    """Rows of a block where a matrix has so many on average; by trying on an H200."""
-    return next(block for block in BLOCKS if block >= min(0.4 * rows, BLOCKS[-1]))
+    few: Blocks | None
+    many: Blocks | None
+    matrices: torch.Tensor
+    starts: torch.Tensor
+    number: torch.Tensor
 
 
 def sort_rows(ids: torch.Tensor, num_matrices: int) -> SortedRows:
-    """Sort entries by matrix; nothing is read back, the number of blocks is the largest there can be.
+    """Sort entries by matrix; nothing is read back, memory is for the most blocks there can be.
 
     Args:
         ids: integers `[entries]` below `num_matrices`; entries with a negative one are left out.
     """
-    entries = ids.numel()
-    block = _block_of(entries / num_matrices)
     key = torch.where(ids < 0, num_matrices, ids).int()
     sorted_key, order = torch.sort(key, stable=True)
-    bounds = torch.searchsorted(
-        sorted_key, torch.arange(num_matrices + 1, dtype=torch.int32, device=ids.device)
-    )
-    blocks = torch.cumsum((bounds.diff() + block - 1) // block, 0)
-    most = entries // block + min(entries, num_matrices)
-    at = torch.arange(most, device=ids.device)
-    matrix = torch.searchsorted(blocks, at, right=True)
-    used = matrix < num_matrices
-    matrix = torch.where(used, matrix, 0)
-    first = torch.where(matrix > 0, blocks[matrix - 1], 0)
-    begin = bounds[matrix] + (at - first) * block
-    end = torch.minimum(begin + block, bounds[matrix + 1])
-    matrix = torch.where(used, matrix, -1)
-    return SortedRows(order.int(), matrix.int(), begin.int(), end.int(), bounds.int(), block)
+    first = torch.arange(num_matrices + 1, dtype=torch.int32, device=ids.device)
+    bounds = torch.searchsorted(sorted_key, first, out_int32=True)
+    return _cut(order.int(), bounds, True, ids.numel() >= MANY)
 
 
 def rows_in_order(rows: int, device: torch.device) -> SortedRows:
     """All `rows` of one matrix."""
-    block = _block_of(rows)
-    begin = torch.arange(0, rows, block, dtype=torch.int32, device=device)
     order = torch.arange(rows, dtype=torch.int32, device=device)
-    bounds = torch.arange(2, dtype=torch.int32, device=device) * rows
-    return SortedRows(order, torch.zeros_like(begin), begin, (begin + block).clamp(max=rows), bounds, block)
+    bounds = torch.arange(0, 2 * rows, rows, dtype=torch.int32, device=device)
+    return _cut(order, bounds, rows < MANY, rows >= MANY)
+
+
+def _cut(order: torch.Tensor, bounds: torch.Tensor, has_few: bool, has_many: bool) -> SortedRows:
+    entries, matrices = order.numel(), bounds.numel() - 1
+    few = min(entries, matrices * -(-(MANY - 1) // FEW_BLOCK))
+    number = min(entries // MANY, matrices)
+    many = entries // MANY_BLOCK + number
+    sizes = few, few, 1, many, many, 1, number, number + 1, many
+    # Each begins at a multiple of 16 bytes, so that Triton has one kind of pointer to compile for.
+    padded = [-(-size // 4) * 4 for size in sizes]
+    whole = torch.empty(sum(padded), dtype=torch.int32, device=order.device).split(padded)
+    memory = [part[:size] for part, size in zip(whole, sizes, strict=True)]
+    _cut_kernel[(1,)](
+        bounds, *memory, matrices, number, MATRICES=triton.next_power_of_2(max(matrices + 1, 32)), num_warps=4
+    )
+    return SortedRows(
+        order,
+        bounds,
+        Blocks(FEW_BLOCK, *memory[:3]) if has_few else None,
+        Blocks(MANY_BLOCK, *memory[3:6]) if has_many else None,
+        *memory[6:],
+    )
 
 
 @triton.jit
-def rows_of_block(order, begin, end, block, slots, ROWS: tl.constexpr):
+def _cut_kernel(
+    bounds, few_matrix, few_begin, num_few, many_matrix, many_begin, num_many, matrices, starts, number,
+    num_matrices, most_many, MATRICES: tl.constexpr,
+):  # fmt: skip
+    """Fill what `SortedRows` consists of, with one program."""
+    e = tl.arange(0, MATRICES)
+    begin = tl.load(bounds + e, mask=e < num_matrices, other=0)
+    rows = tl.load(bounds + e + 1, mask=e < num_matrices, other=0) - begin
+    is_many = rows >= _MANY
+    blocks = tl.where(is_many, 0, (rows + (_FEW_BLOCK - 1)) // _FEW_BLOCK)
+    at = tl.cumsum(blocks, 0) - blocks
+    for i in range(tl.max(blocks, 0)):
+        tl.store(few_matrix + at + i, e, mask=i < blocks)
+        tl.store(few_begin + at + i, begin + i * _FEW_BLOCK, mask=i < blocks)
+    tl.store(num_few, tl.sum(blocks, 0))
+    blocks = tl.where(is_many, (rows + (_MANY_BLOCK - 1)) // _MANY_BLOCK, 0)
+    at = tl.cumsum(blocks, 0) - blocks
+    place = tl.cumsum(is_many.to(tl.int32), 0) - 1
+    for i in range(tl.max(blocks, 0)):
+        tl.store(many_matrix + at + i, e, mask=i < blocks)
+        tl.store(many_begin + at + i, begin + i * _MANY_BLOCK, mask=i < blocks)
+        tl.store(number + at + i, place, mask=i < blocks)
+    tl.store(matrices + place, e, mask=is_many)
+    tl.store(starts + place, at, mask=is_many)
+    tl.store(num_many, tl.sum(blocks, 0))
+    is_behind = e >= tl.sum(is_many.to(tl.int32), 0)
+    tl.store(matrices + e, -1, mask=is_behind & (e < most_many))
+    tl.store(starts + e, tl.sum(blocks, 0), mask=is_behind & (e <= most_many))
+
+
+@triton.jit
+def rows_of_block(order, bounds, matrix, begin, slots, ROWS: tl.constexpr):
     """Of a block's places `[ROWS]`: bool, whether there is one; int32, its entry; int64, that entry's row."""
-    place = tl.load(begin + block) + tl.arange(0, ROWS)
-    exists = place < tl.load(end + block)
+    place = begin + tl.arange(0, ROWS)
+    exists = place < tl.load(bounds + matrix + 1)
     entry = tl.load(order + place, mask=exists, other=0)
     return exists, entry, (entry // slots).to(tl.int64)

@@ -5,6 +5,8 @@ so that all 128 weights of a span are summed up by matrix instructions alone. We
 byte. Sub-minima are a byte for each weight, too: they are multiplied with the same activations.
 """
 
+from dataclasses import dataclass
+
 import torch
 import triton
 import triton.language as tl
@@ -17,6 +19,23 @@ from strata.ops.triton.step import step_words, sub_scales
 _ROWS = tl.constexpr(TILE_ROWS)
 _STEPS = 4  # of 32 columns, that a program unpacks
 _ALIGNMENT = 128
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneMatrices:
+    """Matrices `[num_out, num_in]` of one format.
+
+    Attributes:
+        addresses: int64 `[matrices]`, of records with a matrix's planes from byte `at` on, aligned to 64.
+        grid: `quantized_matmul.codebook`.
+    """
+
+    format: str
+    num_out: int
+    num_in: int
+    addresses: torch.Tensor
+    at: int
+    grid: torch.Tensor
 
 
 @triton.constexpr_function
@@ -98,17 +117,17 @@ def _unpack_scales(tile, step, row, out, exists, FORMAT: tl.constexpr, N: tl.con
                 tl.store(at + begin_of(FORMAT, N, K, "minimum") // 4, scale, mask=exists)
 
 
-@triton.jit(do_not_specialize=["first"])
+@triton.jit
 def _unpack_kernel(
-    addresses, at, grid, bounds, first, out, FORMAT: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
+    addresses, at, grid, matrices, out, FORMAT: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     STEPS: tl.constexpr,
 ):  # fmt: skip
-    """A program is 16 rows and 32 * STEPS columns of a matrix that has rows of activations.
+    """A program is 16 rows and 32 * STEPS columns of a matrix.
 
     Programs are in the order of what they read and write, which is in many pages of memory otherwise.
     """
-    which = first + tl.program_id(2)
-    if tl.load(bounds + which) < tl.load(bounds + which + 1):
+    which = tl.load(matrices + tl.program_id(2))
+    if which >= 0:
         row = tl.arange(0, _ROWS)[:, None]
         tile = (tl.load(addresses + which) + at).to(tl.pointer_type(tl.uint8))
         tile = tl.multiple_of(tile, 64) + tl.program_id(1).to(tl.int64) * tile_bytes(FORMAT, K)
@@ -125,27 +144,16 @@ def _unpack_kernel(
                 _unpack_scales(tile, step, row, scales_at, n < N, FORMAT, N, K)
 
 
-def unpack(
-    format: str,
-    num_out: int,
-    num_in: int,
-    addresses: torch.Tensor,
-    at: int,
-    grid: torch.Tensor,
-    bounds: torch.Tensor,
-    first: int,
-    number: int,
-    out: torch.Tensor,
-) -> None:
-    """Unpack matrices `first` to `first + number - 1` into `out`, but not those without rows.
+def unpack(matrices: PlaneMatrices, which: torch.Tensor, out: torch.Tensor) -> None:
+    """Unpack some matrices into `out`.
 
     Args:
-        addresses, at, grid: of `grouped_matmul`.
-        bounds: of `SortedRows`.
-        out: int8, `unpacked_bytes` for each matrix.
+        which: int32; there is nothing to do for a negative one.
+        out: int8, `unpacked_bytes` for each of them.
     """
-    steps = triton.cdiv(num_in // 32, _STEPS)
-    _unpack_kernel[(steps, triton.cdiv(num_out, TILE_ROWS), number)](
-        addresses, at, grid, bounds, first, out, FORMAT=format, N=num_out, K=num_in, STEPS=_STEPS,
+    m = matrices
+    steps = triton.cdiv(m.num_in // 32, _STEPS)
+    _unpack_kernel[(steps, triton.cdiv(m.num_out, TILE_ROWS), which.numel())](
+        m.addresses, m.at, m.grid, which, out, FORMAT=m.format, N=m.num_out, K=m.num_in, STEPS=_STEPS,
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip

@@ -1,8 +1,8 @@
 """Products of many rows with quantised matrices whose weights are bytes: docs/NUMERICS.md, the same bits.
 
-To take weights out of their planes costs more than to multiply them with a tile of rows. Where a matrix has
-many rows, `grouped_matmul` has it unpacked first, once for all of them (`unpack`). What multiplies them no
-longer knows the format, only which of scales and minima there are.
+To take weights out of their planes costs more than to multiply them with a tile of rows. A matrix with many
+rows is unpacked first, once for all of them (`unpack`). What multiplies them no longer knows the format, only
+which of scales and minima there are.
 
 All that a block of columns needs is loaded in the loop over blocks, so that Triton's pipeliner copies it to
 shared memory while earlier blocks are multiplied. Bytes that a loop carries in registers are unpacked there.
@@ -16,11 +16,10 @@ from strata.formats.quants.planes import QUANT_PLANES
 from strata.ops.triton.arithmetic import has_matrix_units
 from strata.ops.triton.capability import loads_to_shared_memory, warps
 from strata.ops.triton.planes import ACTIVATION_BLOCK, fact
-from strata.ops.triton.sorted_rows import BLOCKS, SortedRows, rows_of_block
-from strata.ops.triton.unpack import begin_of, padded_outputs, unpack, unpacked_bytes
+from strata.ops.triton.sorted_rows import Blocks, SortedRows, rows_of_block
+from strata.ops.triton.unpack import PlaneMatrices, begin_of, padded_outputs, unpack, unpacked_bytes
 
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
-_OUTPUTS, _FEW_OUTPUTS = 64, 32  # of a program, the latter where registers hold all sums and their minima
 
 
 @triton.constexpr_function
@@ -130,18 +129,19 @@ def _products(
 
 @triton.jit(do_not_specialize=["first", "count"])
 def _unpacked_kernel(
-    unpacked, first, count, codes, scales, order, matrix, begin, end, y, y_width, y_column, slots,
+    unpacked, first, count, codes, scales, order, bounds, matrix, begin, number, starts, y, y_width, y_column,
+    slots,
     FORMAT: tl.constexpr, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, OUTPUTS: tl.constexpr,
     PIECE: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program is a block of rows and OUTPUTS of their matrix, if that is one of `count` from `first` on."""
-    block_of_rows = tl.program_id(0)
-    which = tl.load(matrix + block_of_rows)
-    if (which >= first) & (which < first + count):
-        exists, entry, row_of_x = rows_of_block(order, begin, end, block_of_rows, slots, ROWS)
+    """A program is a block of rows and OUTPUTS of their matrix, one of `count` from `first` on."""
+    block = tl.load(starts + first) + tl.program_id(0)
+    if block < tl.load(starts + first + count):
+        which = tl.load(matrix + block)
+        exists, entry, row_of_x = rows_of_block(order, bounds, which, tl.load(begin + block), slots, ROWS)
         n = tl.program_id(1) * OUTPUTS + tl.arange(0, OUTPUTS)
         k = tl.arange(0, _width(FORMAT, PIECE))[None, :]
-        own = unpacked + (which - first).to(tl.int64) * begin_of(FORMAT, N, K, "end")
+        own = unpacked + (tl.load(number + block) - first).to(tl.int64) * begin_of(FORMAT, N, K, "end")
         total = _products(
             codes + row_of_x[:, None] * K + k,
             scales + row_of_x * ((K + _BLOCK - 1) // _BLOCK),
@@ -163,23 +163,20 @@ def _alike(format: str) -> str:
     return next(name for name in QUANT_PLANES if facts(name) == facts(format))
 
 
-def _shape(rows: int) -> tuple[int, int, int]:
-    """Threads of a program with so many rows, columns of a piece, and `num_stages`."""
+def _shape(format: str) -> tuple[int, int, int, int]:
+    """Outputs and threads of a program, columns of a piece, and `num_stages`; by trying on an H200."""
+    f = QUANT_PLANES[format]
     if loads_to_shared_memory():
-        # A third stage would take the room of other programs, which cover waits better: by trying on an H200.
-        return 128, ACTIVATION_BLOCK, 2
-    # With few rows there are few threads, and their registers would be full of what comes next.
-    return (128, 32, 1) if rows == BLOCKS[0] else (256, 32, 2)
+        # Other programs cover waits better than stages that take their room.
+        return 128 if f.minimum == "none" else 64, 128, ACTIVATION_BLOCK, 3 if f.sub == "none" else 2
+    # Registers hold all sums and their minima.
+    return 64 if has_matrix_units() or f.sub == "none" else 32, 256, 32, 2
 
 
 def unpacked_matmul(
-    format: str,
-    num_out: int,
-    num_in: int,
-    addresses: torch.Tensor,
-    at: int,
-    grid: torch.Tensor,
+    matrices: PlaneMatrices,
     rows: SortedRows,
+    blocks: Blocks,
     slots: int,
     codes: torch.Tensor,
     scales: torch.Tensor,
@@ -187,17 +184,21 @@ def unpacked_matmul(
     column: int,
     room: torch.Tensor,
 ) -> None:
-    """`grouped_matmul` by way of `room`, int8, for as many matrices at a time as it has memory for."""
-    matrices = addresses.numel()
-    threads, piece, stages = _shape(rows.block)
-    outputs = _OUTPUTS if has_matrix_units() or QUANT_PLANES[format].sub == "none" else _FEW_OUTPUTS
-    count = min(matrices, room.numel() // unpacked_bytes(format, num_out, num_in))
-    for first in range(0, matrices, count):
-        number = min(count, matrices - first)
-        unpack(format, num_out, num_in, addresses, at, grid, rows.bounds, first, number, room)
-        _unpacked_kernel[(rows.matrix.numel(), triton.cdiv(num_out, outputs))](
-            room, first, number, codes, scales, rows.order, rows.matrix, rows.begin, rows.end, out,
-            out.shape[1], column, slots,
-            FORMAT=_alike(format), N=num_out, K=num_in, ROWS=rows.block, OUTPUTS=outputs,
+    """`grouped_matmul` of `blocks`, which are `rows.many`.
+
+    Args:
+        room: int8, for at least one matrix; as many as it has room for are unpacked and multiplied at a time.
+    """
+    m, number = matrices, rows.matrices.numel()
+    outputs, threads, piece, stages = _shape(m.format)
+    most = room.numel() // unpacked_bytes(m.format, m.num_out, m.num_in)
+    for first in range(0, number, most):
+        count = min(most, number - first)
+        unpack(m, rows.matrices[first : first + count], room)
+        most_blocks = rows.order.numel() // blocks.rows + count
+        _unpacked_kernel[(most_blocks, triton.cdiv(m.num_out, outputs))](
+            room, first, count, codes, scales, rows.order, rows.bounds, blocks.matrix, blocks.begin,
+            rows.number, rows.starts, out, out.shape[1], column, slots,
+            FORMAT=_alike(m.format), N=m.num_out, K=m.num_in, ROWS=blocks.rows, OUTPUTS=outputs,
             PIECE=piece, STAGES=stages, num_warps=warps(threads), enable_fp_fusion=False,
         )  # fmt: skip

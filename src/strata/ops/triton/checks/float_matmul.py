@@ -33,14 +33,19 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
 
 
 def _compare_rows(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Also with numbers of very different size, where an addition that drops other bits would show."""
     shape = (20, 528)
-    for dtype in (torch.bfloat16, torch.float32):
-        x, weight = _inputs(device, 17, shape, dtype)
+    for dtype, spread in ((torch.bfloat16, 0), (torch.bfloat16, 12), (torch.float32, 0), (torch.float32, 12)):
+        x, weight = _inputs(device, 65, shape, dtype)
+        generator = torch.Generator().manual_seed(1)
+        for t in (x, weight):
+            t *= (2.0 ** torch.randint(-spread, spread + 1, t.shape, generator=generator)).to(t)
         workspace = _workspace(device, shape)
         together = float_matmul(x, weight, workspace)
-        for rows in (slice(0, 1), slice(5, 9), slice(1, 17)):
+        for rows in (slice(0, 1), slice(5, 9), slice(49, 65)):
             alone = float_matmul(x[rows], weight, workspace)
-            yield f"{dtype}, rows {rows.start} to {rows.stop}".removeprefix("torch."), alone, together[rows]
+            name = f"{dtype}, rows {rows.start} to {rows.stop}, spread {spread}"
+            yield name.removeprefix("torch."), alone, together[rows]
 
 
 def _launch(rows: int, shape: tuple[int, int], dtype: torch.dtype):

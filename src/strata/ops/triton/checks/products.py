@@ -1,5 +1,6 @@
 """Quantised products and experts against the numeric contract, in bits."""
 
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -23,8 +24,8 @@ from strata.ops.triton.quantized_matmul import (
     quantized_matmul,
     quantized_matmuls,
 )
-from strata.ops.triton.sorted_rows import BLOCKS, sort_rows
-from strata.ops.triton.unpack import unpacked_bytes
+from strata.ops.triton.sorted_rows import FEW_BLOCK, MANY, MANY_BLOCK, sort_rows
+from strata.ops.triton.unpack import PlaneMatrices, unpacked_bytes
 
 _Case = tuple[str, torch.Tensor, torch.Tensor]
 _WIDTHS = {256: 768, 64: 192, 32: 160, 16: 192}  # of rows, by the weights that share a scale
@@ -88,15 +89,22 @@ def _compare_pair(device: torch.device) -> Iterator[_Case]:
         yield format, got, torch.from_numpy(right)
 
 
-def _compare_grouped(format: str, device: torch.device) -> Iterator[_Case]:
-    """Two matrices of thirteen rows, times rows in any order, of which one has none; few, and many."""
+def _compare_grouped(
+    format: str, device: torch.device, cases: tuple[tuple[int, bool], ...] = ((5, False), (60, True))
+) -> Iterator[_Case]:
+    """Two matrices of thirteen rows, times rows in any order, of which some have none.
+
+    Args:
+        cases: numbers of rows, and whether there is room to unpack a matrix.
+    """
     block = QUANT_PLANES[format].scale_block
     num_out, num_in, column = 13, {256: 256, 32: 160}.get(block, 64), 3
     planes = [random_planes(format, num_out, num_in, seed) for seed in range(2)]
     on_device = [torch.from_numpy(p).to(device) for p in planes]
     addresses = torch.tensor([p.data_ptr() for p in on_device], device=device)
-    size, grid = unpacked_bytes(format, num_out, num_in), codebook(format, device)
-    for num_rows, room in ((5, 0), (34, size)):
+    size = unpacked_bytes(format, num_out, num_in)
+    matrices = PlaneMatrices(format, num_out, num_in, addresses, 0, codebook(format, device))
+    for num_rows, has_room in cases:
         x, ids = _rows(num_rows, num_in), np.resize([1, 0, 1, -1, 1], num_rows)
         want = np.zeros((num_rows, column + num_out), dtype=np.float32)
         for i in range(2):
@@ -105,11 +113,9 @@ def _compare_grouped(format: str, device: torch.device) -> Iterator[_Case]:
         got = torch.zeros(want.shape, device=device)
         quantized = quantize_activations(torch.from_numpy(x).to(device))
         rows = sort_rows(torch.from_numpy(ids).to(device), 2)
-        unpacked = torch.empty(room, dtype=torch.int8, device=device)
-        grouped_matmul(
-            format, num_out, num_in, addresses, 0, grid, rows, 1, *quantized, got, column, unpacked
-        )  # fmt: skip
-        yield f"{num_rows} rows{', unpacked' if room else ''}", got, torch.from_numpy(want)
+        unpacked = torch.empty(size if has_room else 0, dtype=torch.int8, device=device)
+        grouped_matmul(matrices, rows, 1, *quantized, got, column, unpacked)
+        yield f"{num_rows} rows{', unpacked' if has_room else ''}", got, torch.from_numpy(want)
 
 
 def _grouped_check(format: str) -> Check:
@@ -117,21 +123,34 @@ def _grouped_check(format: str) -> Check:
 
 
 def _compare_sort(device: torch.device) -> Iterator[_Case]:
-    """More rows than a block has, a matrix without rows, and rows without a matrix."""
-    generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(-1, 5, (3 * BLOCKS[-1],), generator=generator)
-    ids[ids == 2] = 4
-    rows = sort_rows(ids.to(device), 6)
-    blocks = [
-        (matrix, entries)
-        for matrix in range(6)
-        for entries in (ids == matrix).nonzero().flatten().split(rows.block)
-        if len(entries)
-    ]
-    used = rows.matrix >= 0
-    yield "blocks", rows.matrix[used], torch.tensor([matrix for matrix, _ in blocks], dtype=torch.int32)
-    for i, (matrix, entries) in enumerate(blocks):
-        yield f"matrix {matrix}", rows.order[rows.begin[i] : rows.end[i]], entries.int()
+    """Matrices with no rows, few and many, and rows without a matrix."""
+    counts = (MANY - 1, 0, MANY, 1, 2 * MANY_BLOCK, 2 * MANY_BLOCK + 1, FEW_BLOCK, 0)
+    ids = torch.tensor([matrix for matrix, count in enumerate((7, *counts), -1) for _ in range(count)])
+    ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
+    rows = sort_rows(ids.to(device), len(counts))
+    for name, blocks, chosen in (
+        ("few", rows.few, [i for i, count in enumerate(counts) if count < MANY]),
+        ("many", rows.many, [i for i, count in enumerate(counts) if count >= MANY]),
+    ):
+        want = [
+            (matrix, entries)
+            for matrix in chosen
+            for entries in (ids == matrix).nonzero().flatten().split(blocks.rows)
+            if len(entries)
+        ]
+        count = blocks.count.item()
+        yield name, blocks.matrix[:count], torch.tensor([matrix for matrix, _ in want], dtype=torch.int32)
+        for i, (matrix, entries) in enumerate(want[:count]):
+            begin = blocks.begin[i]
+            yield f"{name}, matrix {matrix}", rows.order[begin : begin + len(entries)], entries.int()
+    number = len(chosen)
+    behind = torch.full((rows.matrices.numel() - number,), -1)
+    yield "matrices", rows.matrices, torch.cat([torch.tensor(chosen), behind]).int()
+    starts = [0, *itertools.accumulate(-(-counts[matrix] // MANY_BLOCK) for matrix in chosen)]
+    behind = torch.full((rows.starts.numel() - len(starts),), starts[-1])
+    yield "starts", rows.starts, torch.cat([torch.tensor(starts), behind]).int()
+    places = torch.tensor([chosen.index(matrix) for matrix in blocks.matrix[:count].tolist()])
+    yield "places", rows.number[:count], places.int()
 
 
 def _matmul_check(format: str) -> Check:
@@ -229,6 +248,10 @@ CHECKS = [
     _experts_check("NVFP4", "Q8_0", "NVFP4", 3),
     Check("sort_rows", _compare_sort),
     *(_grouped_check(format) for format in QUANT_PLANES),
+    Check(
+        "grouped_matmul without room, and in turns",
+        lambda device: _compare_grouped("Q4_K", device, ((60, False), (175, True))),
+    ),
     Check(
         "prompt experts",
         lambda device: _compare_experts(ExpertShape(64, 32, "Q2_0", "Q4_0", "Q8_0"), 4, device, prompt=True),
