@@ -117,8 +117,9 @@ def made_up_routes(geometry):
 
 
 def load(
-    checkpoint, context, budget, cpu_share=None, dense="as_stored", kv="f16", routes=None, held_share=None
-):
+    checkpoint, context, budget, cpu_share=None, dense="as_stored", kv="f16", routes=None, held_share=None,
+    forced=True,
+):  # fmt: skip
     """The model on the card, forced to a trace; the machine; how often an earlier part used each expert.
 
     `routes` are as of `made_up_routes`, which makes them otherwise. Give `held_share` to hold less later than
@@ -138,7 +139,7 @@ def load(
     wishes = Wishes(context=context, lanes=1, vram_budget_bytes=budget, kv=kv)
     loaded = loading.load_on_card(
         with_dense(checkpoint, dense), hardware, number, wishes, lambda *_: None, frequency=learned,
-        trace=trace, cpu_share=cpu_share, held_share=held_share,
+        trace=trace if forced else None, cpu_share=cpu_share, held_share=held_share,
     )  # fmt: skip
     misses = loaded.runner.model.memory.misses
     say(f"loaded after {time.perf_counter() - start:.1f} s; {loaded.memory}")

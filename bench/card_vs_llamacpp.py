@@ -7,9 +7,10 @@ LLAMA_BENCH is the program of that name, built for the card (CMake: GGML_CUDA=ON
 Both engines get the geometry of Qwen3.8-Flash-Next with made-up weights in IQ3_XXS and without an n-gram
 memory, llama.cpp as a GGUF that is written to DIR first. llama.cpp holds the experts of as many layers as
 are nearest to a share (`--n-cpu-moe`) and computes the others on the processor; of prompts it takes the
-better of two sizes of its batches. Strata holds experts in slots of as many bytes, its routes are forced to a
-made-up trace; llama.cpp's do not matter to where it computes. Shares of 0.38, 0.18 and 0.08 are what cards of
-24, 16 and 12 GiB hold of the model.
+better of two sizes of its batches. Strata holds experts in slots of as many bytes. Its routes are first those
+of a made-up trace, to which llama.cpp's cannot be forced, then those of the made-up routers, as llama.cpp's
+are. Where llama.cpp computes does not depend on them; how many experts a prompt uses does. Shares of 0.38,
+0.18 and 0.08 are what cards of 24, 16 and 12 GiB hold of the model.
 
 Tokens per second of prompts from an empty context (medians) and of tokens behind the last prompt (means). Of
 llama.cpp's log is told what it takes of the card, its runtime apart, and into how many parts it divides a
@@ -32,6 +33,7 @@ from card_speed import MIB, hold, load, made_up, measure, say
 from strata.formats.synthetic import SyntheticCheckpoint, write_gguf
 
 UBATCHES = "2048,4096"
+ROUTES = ("trace", "routers")
 
 
 def main():
@@ -55,13 +57,17 @@ def main():
         write_gguf(checkpoint, path, lambda done, total: None)
     say(f"{path}: {path.stat().st_size / 1e9:.1f} GB")
     counts = layers_held(layers, [float(share) for share in args.shares.split(",")])
-    card, kernels, ours = strata(checkpoint, counts, prompts, args.tokens)
+    ours = {}
+    for routes in ROUTES:
+        card, kernels, ours[routes] = strata(checkpoint, counts, prompts, args.tokens, routes)
     report = {"card": card, "kernels": kernels, "cpus": len(os.sched_getaffinity(0))}
     report |= {"torch": torch.__version__, "layers": layers, "results": [], "strata": ours, "llama.cpp": {}}
     for count in counts:
         theirs = llama_cpp(args.llama_bench, path, layers - count, prompts, args.tokens)
         report["llama.cpp"][count] = theirs
-        report["results"] += compare(f"{count} of {layers} layers", ours[count], theirs)
+        for routes in ROUTES:
+            held = f"experts of {count} of {layers} layers held, routes of the {routes}"
+            report["results"] += compare(held, ours[routes][count], theirs)
         if args.json:
             args.json.write_text(json.dumps(report, indent=1))
 
@@ -79,31 +85,36 @@ def expert_bytes(checkpoint: SyntheticCheckpoint, count: int) -> int:
 
 
 def strata(
-    checkpoint: SyntheticCheckpoint, counts: list[int], prompts: list[int], tokens: int
+    checkpoint: SyntheticCheckpoint, counts: list[int], prompts: list[int], tokens: int, routes: str
 ) -> tuple[str, str, dict[int, dict[str, float]]]:
     """Name of the card, the processor's kernels, and Strata's figures by layers that llama.cpp holds."""
     rooms = {count: expert_bytes(checkpoint, count) for count in counts}
     most = rooms[counts[0]] / expert_bytes(checkpoint, checkpoint.geometry.layers)
     context = max(prompts) + 4096
-    loaded, hardware, learned = load(checkpoint, context, 24576 * MIB, held_share=most)
+    loaded, hardware, learned = load(
+        checkpoint, context, 24576 * MIB, held_share=most, forced=routes == "trace"
+    )
     cache, card, figures = loaded.runner.cache, hardware.cards[0], {}
+    if routes == "routers":  # what the trace's earlier part is to the trace, other prompts are to these
+        measure(loaded.runner, prompts, 8)
+        learned = cache.policy.frequency.copy()
     without_slots = card.free_bytes - torch.cuda.mem_get_info()[0] - cache.num_bytes
     for count, room in rooms.items():
         hold(cache, learned, room)
         figures[count] = measure(loaded.runner, prompts, tokens)
         figures[count]["decode"] = figures[count].pop("decode_mean")  # llama-bench's are means
         figures[count]["vram_mib"] = (without_slots + cache.num_bytes) / MIB
-        say(f"Strata, as many bytes as {count} layers: {figures[count]}")
+        say(f"Strata, routes of the {routes}, as many bytes as {count} layers: {figures[count]}")
     loaded.runner.close()
     return card.name, hardware.cpu.isa, figures
 
 
 def compare(held: str, ours: dict[str, float], theirs: dict) -> list[dict]:
-    """What is published: Strata over llama.cpp for every figure that both have."""
+    """What is published: Strata over llama.cpp for every figure that both have; `held` says of what."""
     results = []
     for what in (key for key in ours if key.startswith(("decode", "prompt")) and key in theirs):
         results.append({
-            "name": f"{what}, experts of {held} held", "unit": "tokens/s",
+            "name": f"{what}, {held}", "unit": "tokens/s",
             "ours": round(ours[what], 2), "theirs": round(theirs[what], 2),
             "ratio": round(ours[what] / theirs[what], 3), "hit_rate": round(ours["hit_rate"], 3),
             "vram_mib_ours": round(ours["vram_mib"]), "vram_mib_theirs": theirs["vram_mib"],

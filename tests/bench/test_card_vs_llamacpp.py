@@ -72,6 +72,6 @@ def test_the_report_divides_ours_by_theirs() -> None:
     ours = {"decode": 100.0, "prompt_512": 50.0, "hit_rate": 0.8, "vram_mib": 9000.4}
     theirs = {"decode": 40.0, "command": "", "vram_mib": 8000}  # its prompts have failed
     assert card_vs_llamacpp.compare("5 of 12 layers", ours, theirs) == [{
-        "name": "decode, experts of 5 of 12 layers held", "unit": "tokens/s", "ours": 100.0, "theirs": 40.0,
+        "name": "decode, 5 of 12 layers", "unit": "tokens/s", "ours": 100.0, "theirs": 40.0,
         "ratio": 2.5, "hit_rate": 0.8, "vram_mib_ours": 9000, "vram_mib_theirs": 8000,
     }]  # fmt: skip
