@@ -96,6 +96,6 @@ class Product:
         planes = {i: matrix for i, matrix in matrices.items() if isinstance(matrix, PlaneMatrix)}
         outs = {i: float_matmul(rows.x, matrix, self._workspace) for i, matrix in floats.items()}
         if planes:
-            products = quantized_matmuls(list(planes.values()), *rows.quantized, self._workspace.unpacked)
+            products = quantized_matmuls(list(planes.values()), *rows.quantized, self._workspace)
             outs |= zip(planes, products, strict=True)
         return [outs[i] for i in matrices]

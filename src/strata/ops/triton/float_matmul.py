@@ -30,6 +30,7 @@ from strata.ops.triton.capability import (
     warps,
 )
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
+from strata.ops.triton.sorted_rows import SortedRows, rows_in_order
 
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
@@ -51,6 +52,7 @@ class Workspace:
         self.unpacked = torch.empty(num_unpacked, dtype=torch.int8, device=device)
         self.sums = torch.empty(sums, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)  # every launch leaves zeros
+        self._in_order: SortedRows | None = None
 
     def reserve(self, sums: int, tiles: int) -> None:
         """Make it at least this large, before anything works with it."""
@@ -58,6 +60,12 @@ class Workspace:
             self.sums = self.sums.new_empty(sums)
         if tiles > self.arrived.numel():
             self.arrived = self.arrived.new_zeros(tiles)
+
+    def in_order(self, rows: int) -> SortedRows:
+        """`rows_in_order`, which all matrices of a chunk share."""
+        if self._in_order is None or self._in_order.order.numel() != rows:
+            self._in_order = rows_in_order(rows, self.unpacked.device)
+        return self._in_order
 
     def require(self, sums: int, tiles: int) -> None:
         """Raise ValueError where the workspace is smaller than this."""

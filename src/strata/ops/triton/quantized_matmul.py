@@ -15,6 +15,7 @@ from strata.ops.triton.dependent_launch import (
     step_launch,
     wait_for_earlier,
 )
+from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot
 from strata.ops.triton.planes import TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
@@ -205,7 +206,7 @@ def quantized_matmuls(
     matrices: Sequence[PlaneMatrix],
     codes: torch.Tensor,
     scales: torch.Tensor,
-    unpacked: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
 ) -> list[torch.Tensor]:
     """`quantized_matmul` with each of some matrices, of a window's few rows with two at once."""
     num_rows = codes.shape[0]
@@ -218,7 +219,7 @@ def quantized_matmuls(
             multiply_shared_tiles(pair, codes, scales, outs[done : done + 2])
             done += 2
         else:
-            quantized_matmul(matrices[done], codes, scales, outs[done], unpacked)
+            quantized_matmul(matrices[done], codes, scales, outs[done], workspace)
             done += 1
     return outs
 
@@ -228,13 +229,13 @@ def quantized_matmul(
     codes: torch.Tensor,
     scales: torch.Tensor,
     out: torch.Tensor | None = None,
-    unpacked: torch.Tensor | None = None,
+    workspace: Workspace | None = None,
 ) -> torch.Tensor:
     """Rows times a matrix: a window's few by dot products of bytes, a prompt's by matrix instructions.
 
     Args:
         codes, scales: from `quantize_activations`, of `[rows, num_in]`.
-        unpacked: of `grouped_matmul`.
+        workspace: what `grouped_matmul` is given of it; None: it gets nothing.
 
     Returns:
         float32 `[rows, num_out]`, or `out` with it.
@@ -245,7 +246,8 @@ def quantized_matmul(
     if num_rows > FEW_ROWS and has_integer_dot():
         address = torch.full((1,), matrix.planes.data_ptr(), dtype=torch.int64, device=device)
         one = PlaneMatrices(matrix.format, matrix.num_out, matrix.num_in, address, 0, matrix.grid)
-        grouped_matmul(one, rows_in_order(num_rows, device), 1, codes, scales, out, 0, unpacked)
+        rows = rows_in_order(num_rows, device) if workspace is None else workspace.in_order(num_rows)
+        grouped_matmul(one, rows, 1, codes, scales, out, 0, None if workspace is None else workspace.unpacked)
         return out
     if _shares_tiles(matrix, num_rows):
         multiply_shared_tiles([matrix], codes, scales, [out])

@@ -210,11 +210,11 @@ def read(
     if window:
         (terms,) = product_terms([weights.down], codes, scales)
     else:
-        terms = quantized_matmul(weights.down, codes, scales, unpacked=workspace.unpacked)[:, None]
+        terms = quantized_matmul(weights.down, codes, scales, workspace=workspace)[:, None]
     low, strengths = mix_down(terms, weights.up.num_in, streams, logits)
     if window:
         gate = residual.new_empty(rows, weights.up.num_out)
         multiply_own_tiles(weights.up, *low, gate)
     else:
-        gate = quantized_matmul(weights.up, *low, unpacked=workspace.unpacked)
+        gate = quantized_matmul(weights.up, *low, workspace=workspace)
     return residual, read_streams(normalized, gate, quantized), strengths

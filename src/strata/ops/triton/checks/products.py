@@ -24,7 +24,7 @@ from strata.ops.triton.quantized_matmul import (
     quantized_matmul,
     quantized_matmuls,
 )
-from strata.ops.triton.sorted_rows import FEW_BLOCK, MANY, MANY_BLOCK, sort_rows
+from strata.ops.triton.sorted_rows import FEW_BLOCK, MANY, MANY_BLOCK, SOME, sort_rows
 from strata.ops.triton.unpack import PlaneMatrices, unpacked_bytes
 
 _Case = tuple[str, torch.Tensor, torch.Tensor]
@@ -125,6 +125,7 @@ def _grouped_check(format: str) -> Check:
 def _compare_sort(device: torch.device) -> Iterator[_Case]:
     """Matrices with no rows, few and many, and rows without a matrix."""
     counts = (MANY - 1, 0, MANY, 1, 2 * MANY_BLOCK, 2 * MANY_BLOCK + 1, FEW_BLOCK, 0)
+    assert sum(counts) >= SOME * len(counts)
     ids = torch.tensor([matrix for matrix, count in enumerate((7, *counts), -1) for _ in range(count)])
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
     rows = sort_rows(ids.to(device), len(counts))
@@ -151,6 +152,11 @@ def _compare_sort(device: torch.device) -> Iterator[_Case]:
     yield "starts", rows.starts, torch.cat([torch.tensor(starts), behind]).int()
     places = torch.tensor([chosen.index(matrix) for matrix in blocks.matrix[:count].tolist()])
     yield "places", rows.number[:count], places.int()
+    ids = torch.full((MANY,), 3)
+    few = sort_rows(ids.to(device), 8).few  # of one matrix, but less than some for each
+    count = few.count.item()
+    yield "one of eight", few.matrix[:count], torch.full((-(-MANY // FEW_BLOCK),), 3, dtype=torch.int32)
+    yield "its blocks", few.begin[:count], torch.arange(0, MANY, FEW_BLOCK, dtype=torch.int32)
 
 
 def _matmul_check(format: str) -> Check:
