@@ -6,7 +6,9 @@ A test rehearses real models and compares (`tests/card/test_prompt_memory.py`).
 from strata.formats.description import ModelDescription
 
 MIB = 1 << 20
-UNPACKED = 128 * MIB  # weights as bytes, of as many matrices at a time as there is room for
+# For weights as bytes, of as many matrices at a time as there is room for: with half, prompts of 4,096 tokens
+# took 3 % longer, and their many launches kept the host busy.
+_UNPACKED_OF_ROW, _LEAST_UNPACKED = 64 << 10, 128 * MIB
 # Pieces of one block of memory are taken and given back in no order, which leaves gaps: a fifth in replays of
 # torch's allocator with what 4,096 and 2,048 rows of Flash-Next ask for (without the one block, 0.8).
 GAPS = 1.2
@@ -15,7 +17,12 @@ _FLOAT, _PARTS = 4, 6  # bytes of a value; of its three bfloat16 parts, of which
 
 def chunk_bytes(model: ModelDescription, chunk: int, part: int) -> int:
     """Bytes for chunks of `chunk` tokens, of which `part` pass a layer at once."""
-    return UNPACKED + activation_bytes(model, chunk, part)
+    return unpacked_bytes(part) + activation_bytes(model, chunk, part)
+
+
+def unpacked_bytes(part: int) -> int:
+    """Room to unpack weights where `part` tokens pass a layer at once."""
+    return max(_LEAST_UNPACKED, part * _UNPACKED_OF_ROW)
 
 
 def activation_bytes(model: ModelDescription, chunk: int, part: int) -> int:

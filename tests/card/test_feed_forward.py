@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 import torch
 
@@ -63,3 +64,31 @@ def test_experts_of_floats_are_fetched():
     want, *_ = compute(0.0, None, "F16")
     y, *counts = compute(0.0, [0] * 100, "F16")
     assert torch.equal(y, want) and counts[0] >= 2 and counts[1] == 0
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("num_rows", [3, WINDOW_ROWS + 1])
+def test_experts_are_not_read_before_the_gate(num_rows: int):
+    weights = CardWeights(TinyCheckpoint(QWEN3_MOE, {"experts": "Q8_0", "experts_down": "Q8_0"}), FakeCard())
+    model = load_model(weights)
+    weights.load_experts(len(model.expert_layers()), lambda done, total: None)
+    cache = ExpertCache(weights.card, weights.store)
+    on_card = card_model.CardModel(model, weights, cache, 1, 64)
+    experts = card_feed_forward(next(iter(model.expert_layers().values())), on_card.memory)
+    x = torch.randn(num_rows, model.config.embedding_length, generator=torch.Generator().manual_seed(0))
+    zeros, position = torch.zeros(num_rows, dtype=torch.int32), torch.arange(num_rows, dtype=torch.int32)
+
+    def compute(**settings) -> torch.Tensor:
+        rows = on_card.rows(zeros, position, torch.zeros(1, dtype=torch.int32), True, **settings)
+        return experts(Activations(x), rows)
+
+    want = compute()
+    nothing = np.zeros(max(weights.store.record_bytes), np.uint8)
+    addresses = torch.full_like(cache.table.tensor, nothing.ctypes.data // 64 * 64)
+    opened = []
+
+    def gate(key: int) -> None:
+        opened.append(key)
+        addresses.copy_(cache.table.tensor)
+
+    assert torch.equal(compute(addresses=addresses, gate=gate), want) and opened == [experts.key]

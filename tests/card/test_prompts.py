@@ -48,6 +48,7 @@ class BytesModel:
         self.weights = SimpleNamespace(card=card, store=cache.store)
         self.model = SimpleNamespace(config=SimpleNamespace(vocab_size=8, embedding_length=2), ple=None)
         self.host, self.lanes, self.context = None, 2, 10_000
+        self.memory = SimpleNamespace(workspace=SimpleNamespace(make_room=lambda num_bytes: None))
         self.addresses, self.num_layers = cache.table.tensor, len(BLOCKS)
         self.counts = torch.zeros(self.addresses.shape, dtype=torch.int32)
         self.calls: list[tuple[int, int, int, list[int]]] = []  # layer, first position, rows, accepted
@@ -56,9 +57,11 @@ class BytesModel:
     def experts_of(self, layer: int) -> int | None:
         return BLOCKS[layer]
 
-    def rows(self, lane, position, accepted, commit, addresses=None, share=None) -> SimpleNamespace:
+    def rows(
+        self, lane, position, accepted, commit, addresses=None, share=None, gate=lambda key: None
+    ) -> SimpleNamespace:
         addresses = self.addresses if addresses is None else addresses
-        return SimpleNamespace(position=position, accepted=accepted, addresses=addresses)
+        return SimpleNamespace(position=position, accepted=accepted, addresses=addresses, gate=gate)
 
     def inputs(self, tokens: torch.Tensor, ngrams: None) -> SimpleNamespace:
         return SimpleNamespace(embedding=tokens, ngrams=ngrams)
@@ -69,6 +72,7 @@ class BytesModel:
     def block(self, layer: int, stream, ngrams, rows) -> SimpleNamespace:
         self.calls.append((layer, int(rows.position[0]), len(rows.position), rows.accepted.tolist()))
         if (key := BLOCKS[layer]) is not None:
+            rows.gate(key)
             self._card.launch(lambda: self.look(key, rows.addresses))
         return stream
 

@@ -87,6 +87,7 @@ class CardExperts:
             logits, self._used, self._normalize, rows.lane, self._counts, rows.position, self.forced, gate
         )
         addresses = rows.addresses[self.key]
+        rows.gate(self.key)
         if len(rows) > WINDOW_ROWS:
             return self._prompt(x, ids, shares, shared_share, addresses, rows)
         buffers, share = self._window(len(rows))

@@ -1,6 +1,6 @@
 """A whole model on a card: what one step queues, from embeddings to logits."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -21,7 +21,6 @@ from strata.models.qwen4exp import Qwen4Exp
 from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.place import Misses
 from strata.placement import FETCHED
-from strata.prompt_memory import UNPACKED
 
 
 class CardModel:
@@ -68,7 +67,7 @@ class CardModel:
         experts, largest = self.addresses.shape[1], max(cache.store.record_bytes, default=0)
         self.memory = Memory(
             weights=weights,
-            workspace=Workspace(device, 1, 1, UNPACKED),
+            workspace=Workspace(device, 1, 1),
             lanes=lanes,
             page_table=table,
             pages=lanes * pages,
@@ -119,6 +118,7 @@ class CardModel:
         commit: bool,
         addresses: torch.Tensor | None = None,
         share: PromptShare | None = None,
+        gate: Callable[[int], None] = lambda key: None,
     ) -> Rows:
         """`Rows` of this model, whose experts are where the cache's table says, or `addresses`; see there."""
         return Rows(
@@ -131,6 +131,7 @@ class CardModel:
             self.model.rotary.attention_factor,
             self._decoder.block_size,
             share,
+            gate,
         )
 
     def step(self, inputs: Inputs, rows: Rows) -> torch.Tensor:

@@ -20,6 +20,7 @@ from strata.card.model import CardModel
 from strata.card.prompt_share import PromptShare
 from strata.card.rows import Rows
 from strata.experts.split import Costs
+from strata.prompt_memory import unpacked_bytes
 
 # Up to so many rows use too few experts for it to pay that all of a layer's are copied.
 IN_PLACE_ROWS = 512
@@ -73,6 +74,7 @@ class PromptReader:
     ):
         self._model, self._cache, self._card = model, cache, model.weights.card
         self._part_rows = part_rows
+        model.memory.workspace.make_room(unpacked_bytes(part_rows))
         self._half = ring_bytes // 2 // 256 * 256
         self._ring = self._card.empty(2 * self._half)
         self._processor = processor
@@ -108,16 +110,14 @@ class PromptReader:
         """
         num_rows = embedding.shape[0]
         streamed = _Streamed(self._cache, self._ring, self._half) if num_rows > IN_PLACE_ROWS else None
-        if streamed is not None:
-            streamed.begin_first(self._card.mark())
-        addresses = self._model.addresses if streamed is None else streamed.addresses
         share = self._share(streamed)
-        parts = self._parts(lane, first, embedding, ngrams, accepted, addresses, share, keep)
+        parts = self._parts(lane, first, embedding, ngrams, accepted, streamed, share, keep)
+        if streamed is not None:
+            # Not before the parts' inputs are on the card: these would wait behind the experts on the link.
+            streamed.begin_first(self._card.mark())
         saved: Saved = []
         for layer in range(self._model.num_layers):
             key = self._model.experts_of(layer)
-            if streamed is not None and key is not None:
-                streamed.gate(key)
             for part in parts:
                 part.streams = self._model.block(layer, part.streams, part.ngrams, part.rows)
                 if part.end == keep:
@@ -136,11 +136,12 @@ class PromptReader:
         embedding: torch.Tensor,
         ngrams: torch.Tensor | None,
         accepted: torch.Tensor,
-        addresses: torch.Tensor,
+        streamed: "_Streamed | None",
         share: PromptShare | None,
         keep: int | None,
     ) -> list[_Part]:
         device, end = self._card.device, first + embedding.shape[0]
+        experts = {} if streamed is None else {"addresses": streamed.addresses, "gate": streamed.gate}
         cuts = sorted({*range(first, end, self._part_rows), end, *([keep] if keep is not None else [])})
         embedding = embedding.to(device)
         ngrams = None if ngrams is None else ngrams.to(device)
@@ -151,9 +152,7 @@ class PromptReader:
             at = slice(begin - first, until - first)
             inputs = self._model.inputs(embedding[at], None if ngrams is None else ngrams[at])
             stands = accepted if begin == first else self._zeros
-            rows = self._model.rows(
-                lanes[at], position[at], stands, commit=True, addresses=addresses, share=share
-            )
+            rows = self._model.rows(lanes[at], position[at], stands, commit=True, share=share, **experts)
             parts.append(_Part(until, inputs.ngrams, rows, self._model.embed(inputs)))
         return parts
 
@@ -213,7 +212,8 @@ class _Streamed:
 
     def gate(self, key: int) -> None:
         """What is queued from now on finds the experts of a layer in the ring."""
-        self._here.pop(key).gate()
+        if (ticket := self._here.pop(key, None)) is not None:  # else a part before has waited
+            ticket.gate()
 
 
 def _runs(numbers: np.ndarray) -> Sequence[np.ndarray]:

@@ -1,5 +1,6 @@
 """The rows that a step computes, as the card's kernels read them."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
@@ -35,6 +36,7 @@ class Rows:
         factor: of cosines and sines.
         block: tokens of a block of sparse attention; 0 where there is none.
         share: how a prompt's missed experts are divided; None: the card reads all of them.
+        gate: called with the number of a layer before its experts are read.
 
     Attributes:
         rope: cosines and sines of the positions, float32 `[rows, pairs]` each.
@@ -50,6 +52,7 @@ class Rows:
     factor: float
     block: int = 0
     share: PromptShare | None = None
+    gate: Callable[[int], None] = lambda key: None
     rope: tuple[torch.Tensor, torch.Tensor] = field(init=False)
     block_rope: tuple[torch.Tensor, torch.Tensor] = field(init=False)
 

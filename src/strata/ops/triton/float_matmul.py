@@ -35,7 +35,7 @@ from strata.ops.triton.sorted_rows import SortedRows, rows_in_order
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
 WINDOW_COLUMNS = 32
-_SCALAR_TILE = (16, 64)  # without matrix units, whose part registers then have
+_SCALAR_TILE = (16, 64, 256)  # without matrix units, whose part registers then have
 
 
 class Workspace:
@@ -45,11 +45,13 @@ class Workspace:
         device: of the tensors that it works for.
         sums: float32 elements; `workspace_size` says how many a product needs.
         tiles: tiles of outputs of the largest product.
-        num_unpacked: weights that prompts may unpack to bytes, see `grouped_matmul`.
+
+    Attributes:
+        unpacked: int8, room in which prompts may unpack weights, see `grouped_matmul`.
     """
 
-    def __init__(self, device: torch.device | str, sums: int, tiles: int, num_unpacked: int = 0):
-        self.unpacked = torch.empty(num_unpacked, dtype=torch.int8, device=device)
+    def __init__(self, device: torch.device | str, sums: int, tiles: int):
+        self.unpacked = torch.empty(0, dtype=torch.int8, device=device)
         self.sums = torch.empty(sums, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)  # every launch leaves zeros
         self._in_order: SortedRows | None = None
@@ -60,6 +62,10 @@ class Workspace:
             self.sums = self.sums.new_empty(sums)
         if tiles > self.arrived.numel():
             self.arrived = self.arrived.new_zeros(tiles)
+
+    def make_room(self, unpacked: int) -> None:
+        """Have room for so many bytes of unpacked weights."""
+        self.unpacked = self.unpacked.new_empty(unpacked)
 
     def in_order(self, rows: int) -> SortedRows:
         """`rows_in_order`, which all matrices of a chunk share."""
@@ -269,15 +275,19 @@ def window_options(weight: torch.Tensor, slice_length: int, num_rows: int) -> di
     }
 
 
-def _prompt_tile() -> tuple[int, int]:
-    """Rows and columns of a prompt's program.
+def _prompt_tile(num_rows: int) -> tuple[int, int, int]:
+    """Rows, columns and threads of a prompt's program; of few rows enough programs for an H200.
 
     With 64 rows a Hopper takes other instructions (wgmma) than for windows; sums have the same bits, see
     `checks/float_matmul.py`.
     """
     if not has_matrix_units():
         return _SCALAR_TILE
-    return (64 if loads_to_shared_memory() else 32), 128
+    if not loads_to_shared_memory():
+        return 32, 128, 256
+    if num_rows > 1024:
+        return 64, 128, 256
+    return 64, 32 if num_rows <= 512 else 64, 128
 
 
 def multiply_parts(
@@ -296,11 +306,11 @@ def multiply_parts(
         scales: float32 `[rows, groups]`: K is cut into groups, whose sums are multiplied with these.
     """
     (num_rows, num_in), num_columns = parts.shape[1:], weight.shape[0]
-    rows, columns = _prompt_tile()
+    rows, columns, threads = _prompt_tile(num_rows)
     _prompt[(triton.cdiv(num_columns, columns), triton.cdiv(num_rows, rows))](
         parts, scales, weight, out, num_rows, num_columns, out.stride(0), K=num_in,
         GROUPS=0 if scales is None else scales.shape[1], ROWS=rows, COLUMNS=columns, SLICE=slice_length,
-        BLOCK=min(dot_block(weight, 64), slice_length), num_warps=warps(256), num_stages=load_stages(),
+        BLOCK=min(dot_block(weight, 64), slice_length), num_warps=warps(threads), num_stages=load_stages(),
         enable_fp_fusion=False,
     )  # fmt: skip
 
