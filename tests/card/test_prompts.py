@@ -15,7 +15,7 @@ pytest.importorskip("triton")
 
 from strata.card import runner as runner_module
 from strata.card.cache import ExpertCache
-from strata.card.prompts import IN_PLACE_ROWS, PromptReader, _runs
+from strata.card.prompts import IN_PLACE_ROWS, PromptReader, _run_bounds
 from strata.card.runner import CardRunner
 from strata.card.store import ExpertStore
 from tests.card.fakes import StreamCard, read
@@ -136,8 +136,9 @@ def test_a_state_may_be_kept_at_the_chunks_end(keep: int | None, parts: int):
 
 
 def test_runs_of_numbers():
-    assert [run.tolist() for run in _runs(np.array([1, 2, 3, 5, 8, 9]))] == [[1, 2, 3], [5], [8, 9]]
-    assert _runs(np.array([], int)) == []
+    assert _run_bounds(np.array([1, 2, 3, 5, 8, 9])).tolist() == [1, 4, 5, 6, 8, 10]
+    assert _run_bounds(np.array([0])).tolist() == [0, 1]
+    assert _run_bounds(np.array([], int)).tolist() == []
 
 
 class LookingWindow:

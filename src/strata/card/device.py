@@ -101,8 +101,8 @@ class Card:
         with torch.cuda.stream(self._copies):
             if after is not None:
                 after.gate()
-            for destination, source in pairs:
-                destination.copy_(source, non_blocking=True)
+            if pairs:
+                torch._foreach_copy_(*map(list, zip(*pairs, strict=True)), non_blocking=True)
             return _Recorded(self._copies.record_event())
 
     def mark(self) -> Ticket:

@@ -5,7 +5,6 @@ the computation of the layers before, into one half of a ring; the other half ha
 What a half has no room for is read in host memory, where it is, or computed by the processor.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -202,13 +201,15 @@ class _Streamed:
         """Begin to copy the experts of a layer, if there is such a layer."""
         if key >= len(self._coming):
             return
-        size, records = self._store.record_bytes[key], self._store.records(key)
-        at, pairs = key % 2 * self._half, []
-        for run in _runs(self._coming[key]):
-            source = torch.from_numpy(records[run[0] : run[-1] + 1].reshape(-1))
-            pairs.append((self._ring[at : at + len(run) * size], source))
-            at += len(run) * size
-        self._here[key] = self._card.copy(pairs, after)
+        size, coming = self._store.record_bytes[key], self._coming[key]
+        bounds = _run_bounds(coming) * size
+        at = key % 2 * self._half
+        # Cut by torch at once: there are a hundred runs in a layer, and the host has kernels to launch, too.
+        records = torch.from_numpy(self._store.records(key).reshape(-1))
+        lengths = np.diff(bounds, prepend=0)
+        sources = records[: bounds[-1]].split(lengths.tolist())[1::2] if len(bounds) else ()
+        targets = self._ring[at : at + len(coming) * size].split(lengths[1::2].tolist()) if sources else ()
+        self._here[key] = self._card.copy(list(zip(targets, sources, strict=True)), after)
 
     def gate(self, key: int) -> None:
         """What is queued from now on finds the experts of a layer in the ring."""
@@ -216,6 +217,8 @@ class _Streamed:
             ticket.gate()
 
 
-def _runs(numbers: np.ndarray) -> Sequence[np.ndarray]:
-    """Ascending numbers, cut where one does not follow its predecessor; none give none."""
-    return np.split(numbers, np.flatnonzero(np.diff(numbers) != 1) + 1) if len(numbers) else []
+def _run_bounds(numbers: np.ndarray) -> np.ndarray:
+    """Where runs of ascending numbers begin and end, in turns: int64 `[2 * runs]`."""
+    is_first = np.diff(numbers, prepend=-2) != 1
+    is_last = np.diff(numbers, append=np.iinfo(np.int64).max) != 1
+    return np.stack([numbers[is_first], numbers[is_last] + 1], axis=1).reshape(-1)
