@@ -30,11 +30,14 @@ from strata.ops.triton.capability import (
     warps,
 )
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
+from strata.ops.triton.intrinsics import INTERPRETED
 from strata.ops.triton.sorted_rows import SortedRows, rows_in_order
 
 SLICE = 256
 WINDOW_ROWS, STACKED_ROWS = 16, 4
 WINDOW_COLUMNS = 32
+# Tiles of columns that keep the memory of an H200 busy; in the interpreter every program takes long.
+MANY_TILES = 8 if INTERPRETED else 192
 _SCALAR_TILE = (16, 64, 256)  # without matrix units, whose part registers then have
 
 
@@ -175,6 +178,32 @@ def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_strid
         cells = sums + rows * num_columns + columns[None, :]
         total = add_slices(cells, mask, num_rows * num_columns, SLICES)
         tl.store(out + rows * out_stride + columns[None, :], total, mask)
+
+
+@triton.jit
+def _wide_window(x, w, out, num_rows, num_columns, x_stride, out_stride, K: tl.constexpr,
+                 STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
+                 BLOCK: tl.constexpr):  # fmt: skip
+    """`_window` of a matrix with so many tiles of columns that a program of each may do all slices."""
+    launch_dependents()
+    first = tl.program_id(0) * COLUMNS
+    columns, row = first + tl.arange(0, COLUMNS), tl.arange(0, USED if STACKED else 16)[:, None]
+    prefetch_slice(w, first, num_columns, 0, COLUMNS, K, SLICE)
+    wait_for_earlier()
+    total = tl.zeros([4 if STACKED else 16, COLUMNS], tl.float32)
+    for begin in range(0, K, SLICE):
+        high = tl.zeros([16, COLUMNS], tl.float32)
+        middle, low = high, high
+        for i in tl.static_range(SLICE // BLOCK):
+            start = begin + i * BLOCK
+            k = (start + tl.arange(0, BLOCK))[None, :]
+            x_tile = tl.load(x + row * x_stride + k, (row < num_rows) & (k < K), other=0.0)
+            w_tile = load_columns(w, first, start, num_columns, COLUMNS, K, BLOCK)
+            high, middle, low = add_products(x_tile, w_tile, high, middle, low, STACKED)
+        total += unstack(high, COLUMNS) if STACKED else add_parts(high, middle, low)
+    rows = tl.arange(0, 4 if STACKED else 16)[:, None]
+    mask = (rows < num_rows) & (columns < num_columns)[None, :]
+    tl.store(out + rows * out_stride + columns[None, :], total, mask)
 
 
 @triton.jit
@@ -332,10 +361,19 @@ def float_matmul(
     (num_rows, num_in), num_columns = x.shape, weight.shape[0]
     out = x.new_empty(num_rows, num_columns) if out is None else out
     if num_rows <= WINDOW_ROWS:
+        options = window_options(weight, SLICE, num_rows)
+        tiles = triton.cdiv(num_columns, WINDOW_COLUMNS)
+        if tiles >= MANY_TILES:
+            options |= {"num_stages": load_stages(), "num_warps": warps(64)}
+            options.pop("maxnreg", None)  # it keeps loads together, which here are stages' of their own
+            _wide_window[(tiles,)](
+                x, weight, out, num_rows, num_columns, x.stride(0), out.stride(0), K=num_in, **options
+            )
+            return out
         workspace.require(*workspace_size(num_columns, num_in))
-        _window[(triton.cdiv(num_columns, WINDOW_COLUMNS), triton.cdiv(num_in, SLICE))](
+        _window[(tiles, triton.cdiv(num_in, SLICE))](
             x, weight, out, workspace.sums, workspace.arrived, num_rows, num_columns, x.stride(0),
-            out.stride(0), K=num_in, **window_options(weight, SLICE, num_rows),
+            out.stride(0), K=num_in, **options,
         )  # fmt: skip
         return out
     parts = torch.empty(3, num_rows, num_in, dtype=torch.bfloat16, device=x.device)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import torch
 
 from strata.ops.triton.catalog import Check, Launch, meta
-from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_size
+from strata.ops.triton.float_matmul import MANY_TILES, WINDOW_COLUMNS, Workspace, float_matmul, workspace_size
 
 
 def _inputs(device: torch.device, rows: int, shape: tuple[int, int], dtype: torch.dtype):
@@ -48,11 +48,25 @@ def _compare_rows(device: torch.device) -> Iterator[tuple[str, torch.Tensor, tor
             yield name.removeprefix("torch."), alone, together[rows]
 
 
+def _compare_wide(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """A matrix with so many columns that a program does all of K, against its last ones by themselves."""
+    shape = (MANY_TILES * WINDOW_COLUMNS - 7, 264)
+    x, weight = _inputs(device, 16, shape, torch.bfloat16)
+    for rows in (3, 16):
+        wide = float_matmul(x[:rows], weight, _workspace(device, shape))
+        some = float_matmul(x[:rows], weight[-40:], _workspace(device, shape))
+        yield f"{rows} rows", wide[:, -40:], some
+
+
 def _launch(rows: int, shape: tuple[int, int], dtype: torch.dtype):
     return float_matmul(meta(rows, shape[1]), meta(*shape, dtype=dtype), _workspace("meta", shape))
 
 
-CHECKS = [Check("float_matmul", _compare, 3e-6), Check("float_matmul, rows alone", _compare_rows)]
+CHECKS = [
+    Check("float_matmul", _compare, 3e-6),
+    Check("float_matmul, rows alone", _compare_rows),
+    Check("float_matmul, wide", _compare_wide),
+]
 LAUNCHES = [
     Launch(
         f"float_matmul {dtype} {rows}".replace("torch.", ""),
@@ -60,4 +74,7 @@ LAUNCHES = [
     )
     for dtype in (torch.bfloat16, torch.float16, torch.float32)
     for rows in (1, 16, 1024)
+] + [
+    Launch(f"float_matmul wide {rows}", lambda rows=rows: _launch(rows, (8192, 2560), torch.bfloat16))
+    for rows in (1, 16)
 ]
