@@ -35,6 +35,15 @@ def loads_to_shared_memory() -> bool:
     return not INTERPRETED and driver.active.get_current_target().backend == "cuda"
 
 
+def multiplies_by_warp_groups() -> bool:
+    """Whether four warps multiply tiles of 64 rows together (wgmma), whose sums take fewer registers of each.
+
+    Of NVIDIA's cards only Hopper has it. What datacenter Blackwells have in its place is not known to give
+    the same bits as the instruction that windows use.
+    """
+    return loads_to_shared_memory() and driver.active.get_current_target().arch // 10 == 9
+
+
 def load_stages() -> int:
     """`num_stages` of a loop of loads and products, so that the next loads are under way during a product.
 

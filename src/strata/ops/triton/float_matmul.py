@@ -27,6 +27,7 @@ from strata.ops.triton.capability import (
     load_stages,
     loads_to_shared_memory,
     loads_together,
+    multiplies_by_warp_groups,
     warps,
 )
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
@@ -307,12 +308,12 @@ def window_options(weight: torch.Tensor, slice_length: int, num_rows: int) -> di
 def _prompt_tile(num_rows: int) -> tuple[int, int, int]:
     """Rows, columns and threads of a prompt's program; of few rows enough programs for an H200.
 
-    With 64 rows a Hopper takes other instructions (wgmma) than for windows; sums have the same bits, see
+    Products of 64 rows take other instructions there than those of windows; sums have the same bits, see
     `checks/float_matmul.py`.
     """
     if not has_matrix_units():
         return _SCALAR_TILE
-    if not loads_to_shared_memory():
+    if not multiplies_by_warp_groups():
         return 32, 128, 256
     if num_rows > 1024:
         return 64, 128, 256

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
-from strata.ops.triton.capability import has_few_registers, warps
+from strata.ops.triton.capability import loads_to_shared_memory, warps
 from strata.ops.triton.decode import decode_scales, grid_extras, stored_scales
 from strata.ops.triton.intrinsics import INTERPRETED
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
@@ -218,11 +218,12 @@ def _grouped_kernel(
 def _shape(rows: int) -> tuple[int, int, int]:
     """Threads and outputs of a program with so many rows, and the steps that are loaded ahead.
 
-    As many as registers do; and rows of `SortedRows.many` come here only where there is no room to unpack.
+    Rows of `SortedRows.many` come here only where there is no room to unpack. Of few rows a warp of NVIDIA
+    has a tile of 16 x 8, a Radeon's one of 16 x 16.
     """
-    if has_few_registers() or rows > FEW_BLOCK:
+    if rows > FEW_BLOCK:
         return 256, 64, 1
-    return 128, 32, ACTIVATION_BLOCK // 32
+    return 128 if loads_to_shared_memory() else 64, 32, ACTIVATION_BLOCK // 32
 
 
 def has_integer_dot() -> bool:

@@ -14,14 +14,19 @@ import triton.language as tl
 from strata.ops.triton.arithmetic import (
     add_parts,
     dot_parts,
-    has_matrix_units,
     pairwise_sum,
     sigmoid,
     silu,
     split_bfloat16,
     unstack,
 )
-from strata.ops.triton.capability import load_stages, loads_to_shared_memory, loads_together, warps
+from strata.ops.triton.capability import (
+    has_few_registers,
+    load_stages,
+    loads_together,
+    multiplies_by_warp_groups,
+    warps,
+)
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 from strata.ops.triton.float_matmul import (
     SLICE,
@@ -304,9 +309,9 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
 
 def _prompt_shape() -> tuple[int, int]:
     """Rows and threads of a prompt's program of `_up`."""
-    if loads_to_shared_memory():
+    if multiplies_by_warp_groups():
         return 64, 128
-    return (32 if has_matrix_units() else 16), 256
+    return (16 if has_few_registers() else 32), 256
 
 
 def read(

@@ -14,7 +14,7 @@ import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
 from strata.ops.triton.arithmetic import has_matrix_units
-from strata.ops.triton.capability import loads_to_shared_memory, warps
+from strata.ops.triton.capability import loads_to_shared_memory, multiplies_by_warp_groups, warps
 from strata.ops.triton.planes import ACTIVATION_BLOCK, fact
 from strata.ops.triton.sorted_rows import Blocks, SortedRows, rows_of_block
 from strata.ops.triton.unpack import PlaneMatrices, begin_of, padded_outputs, unpack, unpacked_bytes
@@ -166,9 +166,11 @@ def _alike(format: str) -> str:
 def _shape(format: str) -> tuple[int, int, int, int]:
     """Outputs and threads of a program, columns of a piece, and `num_stages`; by trying on an H200."""
     f = QUANT_PLANES[format]
-    if loads_to_shared_memory():
+    if multiplies_by_warp_groups():
         # Other programs cover waits better than stages that take their room.
         return 128 if f.minimum == "none" else 64, 128, ACTIVATION_BLOCK, 3 if f.sub == "none" else 2
+    if loads_to_shared_memory():
+        return 64, 128, ACTIVATION_BLOCK, 2
     # Registers hold all sums and their minima.
     return 64 if has_matrix_units() or f.sub == "none" else 32, 256, 32, 2
 
