@@ -364,9 +364,10 @@ def float_matmul(
     if num_rows <= WINDOW_ROWS:
         options = window_options(weight, SLICE, num_rows)
         tiles = triton.cdiv(num_columns, WINDOW_COLUMNS)
-        if tiles >= MANY_TILES:
-            options |= {"num_stages": load_stages(), "num_warps": warps(64)}
-            options.pop("maxnreg", None)  # it keeps loads together, which here are stages' of their own
+        # Without stages in shared memory, registers hold too few loads for one program to wait for them all.
+        if tiles >= MANY_TILES and (loads_to_shared_memory() or INTERPRETED):
+            options |= {"num_stages": load_stages(), "num_warps": 2}
+            options.pop("maxnreg", None)  # it would keep a stage's loads together
             _wide_window[(tiles,)](
                 x, weight, out, num_rows, num_columns, x.stride(0), out.stride(0), K=num_in, **options
             )

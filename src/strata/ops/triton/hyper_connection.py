@@ -14,6 +14,7 @@ import triton.language as tl
 from strata.ops.triton.arithmetic import (
     add_parts,
     dot_parts,
+    has_matrix_units,
     pairwise_sum,
     sigmoid,
     silu,
@@ -21,8 +22,7 @@ from strata.ops.triton.arithmetic import (
     unstack,
 )
 from strata.ops.triton.capability import (
-    has_few_registers,
-    load_stages,
+    loads_to_shared_memory,
     loads_together,
     multiplies_by_warp_groups,
     warps,
@@ -307,11 +307,11 @@ def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, c
             tl.store(code_scales + wide_rows * (WIDTH // 128) + block, scale, is_row)
 
 
-def _prompt_shape() -> tuple[int, int]:
-    """Rows and threads of a prompt's program of `_up`."""
+def _prompt_shape() -> tuple[int, int, int]:
+    """Rows and threads of a prompt's program of `_up`, and `num_stages`."""
     if multiplies_by_warp_groups():
-        return 64, 128
-    return (16 if has_few_registers() else 32), 256
+        return 64, 128, 3
+    return (32 if has_matrix_units() else 16), 256, 3 if loads_to_shared_memory() else 1
 
 
 def read(
@@ -344,7 +344,7 @@ def read(
     strengths, scales = residual.new_empty(num_rows, streams), residual.new_empty(num_rows, streams)
     multiply = _multiply_window if window else _multiply_prompt
     product = multiply(residual, output, inject, written, scales, weights, workspace)
-    rows, threads = (16, 128) if window else _prompt_shape()
+    rows, threads, stages = (16, 128, 2) if window else _prompt_shape()
     used, block = rows, dot_block(weights.up, 64)
     if num_rows <= STACKED_ROWS:
         rows, block, used = 4, window_block(weights.up), triton.next_power_of_2(num_rows)
@@ -364,7 +364,7 @@ def read(
         num_rows, product.stride(-2), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
         USED=used, CHANNELS=_CHANNELS, BLOCK=block, INJECT=weights.down.shape[0] > weights.low_rank,
         QUANTIZE=quantized is not None, num_warps=4 if window else warps(threads),
-        num_stages=min(weights.low_rank // block, 2 if window else load_stages()) or 1,
+        num_stages=min(weights.low_rank // block, stages) or 1,
         **(loads_together() if window else {}), **step_launch(),
     )  # fmt: skip
     return written, x, strengths
