@@ -41,7 +41,7 @@ class PromptJob:
 def cost_table(
     costs: Costs, busy: Sequence[float], share: float | None, device: torch.device
 ) -> torch.Tensor:
-    """What `share_experts` reads about each layer, float64 `[layers, 7]`; a kernel's numbers would be float32.
+    """What `share_experts` reads about layers, float64 `[layers, 7]`: a kernel's numbers would be float32.
 
     Args:
         costs: of an expert.
@@ -89,7 +89,8 @@ def share_experts(
     _share_kernel[(1,)](
         ids, weights, addresses, home, costs, counts, host_entry, num_entries, experts, rows, job.weights,
         layer, entries, max_entries, num_experts, SLOTS=ids.shape[1],
-        EXPERTS=max(32, triton.next_power_of_2(num_experts)), BLOCK=_LISTED, num_warps=8, enable_fp_fusion=False,
+        EXPERTS=max(32, triton.next_power_of_2(num_experts)), BLOCK=_LISTED, num_warps=8,
+        enable_fp_fusion=False,
     )  # fmt: skip
     return job
 
@@ -108,7 +109,7 @@ def _share_kernel(
     layer, num_entries, max_entries, num_experts,
     SLOTS: tl.constexpr, EXPERTS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The experts that the processor takes are those up to one in the order of `_key`; then it lists entries."""
+    """The processor takes the experts up to one in the order of `_key`; then their entries are listed."""
     at_home = home + layer * num_experts
     e = tl.arange(0, EXPERTS)
     ordered = tl.sort(_key(addresses, at_home, counts, e, e < num_experts, EXPERTS))
