@@ -163,7 +163,8 @@ def bench_quantized_hyper_connection(bench: Bench) -> None:
         weights = QuantizedHyperConnection(
             random(streams, width), matrix(low + 16, wide), matrix(wide, low), low, 1e-6
         )
-        workspace = Workspace(DEVICE, 1, 1, num_unpacked=2 * wide * (low + 16))
+        workspace = Workspace(DEVICE, 1, 1)
+        workspace.make_room(2 * wide * (low + 16))
         inputs = random(rows, streams, width), random(rows, width), random(rows, streams)
         quantized = torch.empty(rows, width, dtype=torch.int8, device=DEVICE), random(rows, width // 128)
         residual, output, inject = inputs

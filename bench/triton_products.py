@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import torch
@@ -23,9 +24,11 @@ from strata.ops.triton.catalog import Check
 from strata.ops.triton.checks.products import CHECKS
 from strata.ops.triton.expert_records import ExpertBuffers, ExpertShape
 from strata.ops.triton.experts import combine_experts, compute_experts
+from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.prompt_experts import compute_prompt_experts
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.quantized_matmul import FEW_ROWS, PlaneMatrix, codebook, quantized_matmul
+from strata.prompt_memory import unpacked_bytes
 
 CALLS = 20
 ROTATED_BYTES = 400 << 20  # of weights that calls go round in, several times the L2 cache
@@ -61,6 +64,14 @@ def link_speed() -> float:
     source = torch.empty(256 << 20, dtype=torch.uint8, pin_memory=True)
     target = torch.empty_like(source, device="cuda")
     return source.numel() / seconds(lambda: target.copy_(source, non_blocking=True))
+
+
+@cache
+def workspace() -> Workspace:
+    """With room to unpack weights, as a prompt has it."""
+    made = Workspace(torch.device("cuda"), 1, 1)
+    made.make_room(unpacked_bytes(4096))
+    return made
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,9 @@ class ExpertCase:
         def layers() -> None:
             for i in ids:
                 if self.prompt:
-                    y = compute_prompt_experts(shape, addresses, codes, scales, i, host)
+                    y = compute_prompt_experts(
+                        shape, addresses, codes, scales, i, host, unpacked=workspace().unpacked
+                    )
                 else:
                     y = compute_experts(shape, addresses, codes, scales, i, host, buffers)
                 combine_experts(i, host, weights, y, host_y, out)
@@ -160,7 +173,7 @@ class MatmulCase:
 
         def calls() -> None:
             for i in range(CALLS):
-                quantized_matmul(matrices[i % copies], codes, scales, out)
+                quantized_matmul(matrices[i % copies], codes, scales, out, workspace())
 
         return result(self.name, seconds(calls) / CALLS, size, copy, self.rows * self.num_out * self.num_in)
 
@@ -219,7 +232,8 @@ def warm(index: int) -> None:
     if isinstance(case, MatmulCase):
         planes = torch.zeros(plane_bytes(case.format, 16, case.num_in), dtype=torch.uint8, device=device)
         matrix = PlaneMatrix(case.format, 16, case.num_in, planes, codebook(case.format, device))
-        quantized_matmul(matrix, *quantize_activations(torch.randn(rows, case.num_in, device=device)))
+        x = torch.randn(rows, case.num_in, device=device)
+        quantized_matmul(matrix, *quantize_activations(x), workspace=workspace())
         return
     shape = case.shape
     record = torch.zeros(shape.record_bytes, dtype=torch.uint8, device=device)
@@ -229,7 +243,7 @@ def warm(index: int) -> None:
     buffers = ExpertBuffers.allocate(shape, rows, case.slots, device)
     quantized = quantize_activations(torch.randn(rows, shape.width, device=device))
     if case.prompt:
-        compute_prompt_experts(shape, addresses, *quantized, ids, host)
+        compute_prompt_experts(shape, addresses, *quantized, ids, host, unpacked=workspace().unpacked)
         return
     y = compute_experts(shape, addresses, *quantized, ids, host, buffers)
     combine_experts(ids, host, weights, y, torch.zeros(1, shape.width, device=device))

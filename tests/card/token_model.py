@@ -72,6 +72,7 @@ class TokenModel:
         self.lanes, self.context, self.recurrent = lanes, context, recurrent
         self.weights = SimpleNamespace(card=FakeCard())
         self.host, self.num_layers = None, LAYERS
+        self.memory = SimpleNamespace(workspace=SimpleNamespace(make_room=lambda num_bytes: None))
         self.addresses, self.counts = (
             torch.zeros(0, 0, dtype=torch.int64),
             torch.zeros(0, 0, dtype=torch.int32),
@@ -89,7 +90,9 @@ class TokenModel:
     def experts_of(self, layer: int) -> None:
         return None
 
-    def rows(self, lane, position, accepted, commit, addresses=None, share=None) -> SimpleNamespace:
+    def rows(
+        self, lane, position, accepted, commit, addresses=None, share=None, gate=None
+    ) -> SimpleNamespace:
         return SimpleNamespace(
             lane=lane.tolist(), position=position.tolist(), accepted=accepted.tolist(), commit=commit
         )
