@@ -6,8 +6,8 @@ A test rehearses real models and compares (`tests/card/test_prompt_memory.py`).
 from strata.formats.description import ModelDescription
 
 MIB = 1 << 20
-# For weights as bytes, of as many matrices at a time as there is room for: with half, prompts of 4,096 tokens
-# took 3 % longer, and their many launches kept the host busy.
+# For weights as bytes, of as many matrices at a time as there is room for: with half, products of experts for
+# 4,096 tokens took up to 7 % longer by themselves, with twice as many launches.
 _UNPACKED_OF_ROW, _LEAST_UNPACKED = 64 << 10, 128 * MIB
 # Pieces of one block of memory are taken and given back in no order, which leaves gaps: a fifth in replays of
 # torch's allocator with what 4,096 and 2,048 rows of Flash-Next ask for (without the one block, 0.8).

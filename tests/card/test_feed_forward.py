@@ -18,6 +18,7 @@ from strata.models import load_model
 from strata.ops.triton.float_matmul import WINDOW_ROWS
 from tests.card.fakes import FakeCard
 from tests.card.test_architectures import QWEN3_MOE
+from tests.helpers import card_runs
 from tests.helpers.tiny_models import TinyCheckpoint
 
 ROWS = 3
@@ -69,26 +70,24 @@ def test_experts_of_floats_are_fetched():
 @torch.inference_mode()
 @pytest.mark.parametrize("num_rows", [3, WINDOW_ROWS + 1])
 def test_experts_are_not_read_before_the_gate(num_rows: int):
-    weights = CardWeights(TinyCheckpoint(QWEN3_MOE, {"experts": "Q8_0", "experts_down": "Q8_0"}), FakeCard())
-    model = load_model(weights)
-    weights.load_experts(len(model.expert_layers()), lambda done, total: None)
-    cache = ExpertCache(weights.card, weights.store)
-    on_card = card_model.CardModel(model, weights, cache, 1, 64)
-    experts = card_feed_forward(next(iter(model.expert_layers().values())), on_card.memory)
-    x = torch.randn(num_rows, model.config.embedding_length, generator=torch.Generator().manual_seed(0))
+    checkpoint = TinyCheckpoint(QWEN3_MOE, {"experts": "Q8_0", "experts_down": "Q8_0"})
+    model = card_runs.on_card(checkpoint, lanes=1)
+    experts = card_feed_forward(next(iter(model.model.expert_layers().values())), model.memory)
+    width = model.model.config.embedding_length
+    x = torch.randn(num_rows, width, generator=torch.Generator().manual_seed(0))
     zeros, position = torch.zeros(num_rows, dtype=torch.int32), torch.arange(num_rows, dtype=torch.int32)
 
     def compute(**settings) -> torch.Tensor:
-        rows = on_card.rows(zeros, position, torch.zeros(1, dtype=torch.int32), True, **settings)
+        rows = model.rows(zeros, position, torch.zeros(1, dtype=torch.int32), True, **settings)
         return experts(Activations(x), rows)
 
     want = compute()
-    nothing = np.zeros(max(weights.store.record_bytes), np.uint8)
-    addresses = torch.full_like(cache.table.tensor, nothing.ctypes.data // 64 * 64)
+    nothing = np.zeros(max(model.weights.store.record_bytes), np.uint8)
+    addresses = torch.full_like(model.addresses, nothing.ctypes.data // 64 * 64)
     opened = []
 
     def gate(key: int) -> None:
         opened.append(key)
-        addresses.copy_(cache.table.tensor)
+        addresses.copy_(model.addresses)
 
     assert torch.equal(compute(addresses=addresses, gate=gate), want) and opened == [experts.key]

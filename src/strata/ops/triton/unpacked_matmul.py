@@ -194,6 +194,8 @@ def unpacked_matmul(
     m, number = matrices, rows.matrices.numel()
     outputs, threads, piece, stages = _shape(m.format)
     most = room.numel() // unpacked_bytes(m.format, m.num_out, m.num_in)
+    if most > 4:
+        most -= most % 4  # lists of matrices then begin where Triton has compiled for: at 16 bytes
     for first in range(0, number, most):
         count = min(most, number - first)
         unpack(m, rows.matrices[first : first + count], room)
