@@ -8,9 +8,9 @@ several rows, sums over a row are made by `pairwise_sum`, and products with matr
 import triton
 import triton.language as tl
 from triton.language import core
-from triton.runtime.driver import driver
 
 from strata.ops.triton.intrinsics import INTERPRETED
+from strata.ops.triton.kernel import current_target
 
 
 @triton.jit
@@ -56,7 +56,7 @@ def has_matrix_units() -> bool:
     """Whether the card at hand (in Triton's interpreter: the one that it stands for) multiplies bfloat16."""
     if INTERPRETED:
         return True
-    arch = driver.active.get_current_target().arch
+    arch = current_target().arch
     return _takes_bfloat16(arch if isinstance(arch, str) else f"sm{arch}")
 
 

@@ -21,6 +21,7 @@ import triton.language as tl
 from strata.ops.triton.attention_tile import list_cells, load_pairs, load_scores, score_pairs
 from strata.ops.triton.capability import has_few_registers, loads_together, warps
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.kv import KVShape, PagedKV, cell_values, load_cells
 from strata.ops.triton.quantize import quantize_blocks
 
@@ -80,7 +81,7 @@ def _spans(position, PLAN: tl.constexpr):
     return low, count, left_out, length
 
 
-@triton.jit
+@kernel
 def _nothing(ROWS: tl.constexpr, DIM: tl.constexpr):
     """Maximum, sum and values of no keys."""
     top = tl.full([ROWS], float("-inf"), tl.float32)
@@ -167,7 +168,7 @@ def _store_result(merged, gates, result, row, head, d, mask, PLAN: tl.constexpr,
     return out
 
 
-@triton.jit
+@kernel
 def _window_kernel(q, rows, scale, blocks, parts, kv, PLAN: tl.constexpr, MEMBERS: tl.constexpr):
     """One split of one row, for the query heads of one key-value head."""
     begin_kernel()
@@ -196,7 +197,7 @@ def _window_kernel(q, rows, scale, blocks, parts, kv, PLAN: tl.constexpr, MEMBER
     tl.store(outs + part[:, None] * PLAN.kv.dim + d[None], out, mask=inside[:, None])
 
 
-@triton.jit
+@kernel
 def _merge_kernel(
     rows, parts, gate, gate_strides, result, codes, scales,
     SPLITS: tl.constexpr, PLAN: tl.constexpr, AHEAD: tl.constexpr, WIDTH: tl.constexpr,
@@ -234,7 +235,7 @@ def _merge_kernel(
         tl.store(scales + block + one[:, None], scale)
 
 
-@triton.jit
+@kernel
 def _prompt_kernel(
     q,
     rows,
@@ -308,8 +309,8 @@ def plan_attention(
         keys = min(keys, (budget + 1) * block - 1)
     if window:
         keys = min(keys, window)
-    doublings = max(0, triton.cdiv(keys, min_split * max_splits) - 1).bit_length()
-    splits = min(max_splits, triton.cdiv(keys, min_split)) + (window > 0)
+    doublings = max(0, cdiv(keys, min_split * max_splits) - 1).bit_length()
+    splits = min(max_splits, cdiv(keys, min_split)) + (window > 0)
     tile = SMALL_TILE if has_few_registers() else TILE
     return Plan(kv.shape, heads, window, block, budget, min_split, doublings, max_splits, splits, tile)
 
@@ -381,7 +382,7 @@ def attend_prompt(
     tokens = 1 if plan.block else max(PROMPT_ROWS // members, 1)
     members = max(members, 16 // tokens)
     strides = None if gate is None else (gate.stride(0), gate.stride(1))
-    _prompt_kernel[(triton.cdiv(rows + tokens - 1, tokens), plan.kv.kv_heads)](
+    _prompt_kernel[(cdiv(rows + tokens - 1, tokens), plan.kv.kv_heads)](
         q,
         (lane, position),
         rows,
@@ -391,10 +392,6 @@ def attend_prompt(
         strides,
         out,
         kv,
-        PLAN=plan,
-        TOKENS=tokens,
-        MEMBERS=members,
-        num_warps=warps(THREADS),
-        num_stages=1,
+        PLAN=plan, TOKENS=tokens, MEMBERS=members, num_warps=warps(THREADS), num_stages=1,
         enable_fp_fusion=False,
-    )
+    )  # fmt: skip

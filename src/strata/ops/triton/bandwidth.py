@@ -4,14 +4,15 @@ import statistics
 from collections.abc import Callable
 
 import torch
-import triton
 import triton.language as tl
+
+from strata.ops.triton.kernel import kernel
 
 _TRIES = 5
 _BLOCK = 4096  # bytes a program reads at a time
 
 
-@triton.jit
+@kernel
 def _read_kernel(source, sink, blocks_each, BLOCK: tl.constexpr):
     """Read `blocks_each` blocks of 16-byte vectors; the sum is stored so that no load is dropped."""
     first = tl.program_id(0).to(tl.int64) * blocks_each * BLOCK

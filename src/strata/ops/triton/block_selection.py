@@ -14,6 +14,7 @@ import triton.language as tl
 from strata.ops.triton.arithmetic import has_matrix_units, pairwise_sum
 from strata.ops.triton.capability import warps
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.kv import PagedKV
 
 SEGMENT = 4096  # blocks whose best are chosen at once
@@ -22,7 +23,7 @@ _SCALAR_TILE = (16, 256)  # without matrix units, whose part registers then have
 _ROWS = 4  # rows of a tile, times index heads
 
 
-@triton.jit
+@kernel
 def _score_kernel(
     q,
     rows,
@@ -103,7 +104,7 @@ def _best(score, count, budget):
     return tl.where(greater | (equal & (equal_before < ties) & (index < count)), place, -1)
 
 
-@triton.jit
+@kernel
 def _segment_kernel(
     rows,
     scores,
@@ -134,7 +135,7 @@ def _segment_kernel(
         tl.store(best_blocks + at, segment * SEGMENT + index, mask=place >= 0)
 
 
-@triton.jit
+@kernel
 def _choose_kernel(
     rows,
     best_scores,
@@ -176,7 +177,7 @@ class Scratch:
     def __init__(
         self, rows: int, max_blocks: int, budget: int, device: torch.device | str, segment: int = SEGMENT
     ):
-        self.segment, segments = segment, triton.cdiv(max_blocks, segment)
+        self.segment, segments = segment, cdiv(max_blocks, segment)
         self.scores = torch.empty(rows, max_blocks, device=device)
         self.best_scores = torch.empty(rows, segments, budget, device=device)
         self.best_blocks = torch.empty(rows, segments, budget, dtype=torch.int32, device=device)
@@ -214,7 +215,7 @@ def _select(q, rows, block_keys, kv: PagedKV, scratch: Scratch, blocks: torch.Te
     block, max_blocks = kv.shape.page // page_blocks, lane_pages * page_blocks
     segments = scratch.best_scores.shape[1]
     tile, threads = _TILE if has_matrix_units() else _SCALAR_TILE
-    _score_kernel[(triton.cdiv(num_rows, _ROWS), triton.cdiv(max_blocks, tile))](
+    _score_kernel[(cdiv(num_rows, _ROWS), cdiv(max_blocks, tile))](
         q,
         rows,
         num_rows,

@@ -1,9 +1,8 @@
 """How the cards differ, as far as launches depend on it."""
 
-from triton.runtime.driver import driver
-
 from strata.ops.triton.arithmetic import has_matrix_units
 from strata.ops.triton.intrinsics import INTERPRETED
+from strata.ops.triton.kernel import current_target
 
 # Registers of a SIMD: 1024, where others of RDNA3 and RDNA4 have 1536 (LLVM's Feature1_5xVGPRs).
 _FEW_REGISTERS = ("gfx1102", "gfx1103", "gfx1150", "gfx1152", "gfx1153")
@@ -17,14 +16,14 @@ def warps(threads: int) -> int:
     """
     if INTERPRETED:
         return threads // 32
-    return threads // driver.active.get_current_target().warp_size
+    return threads // current_target().warp_size
 
 
 def has_few_registers() -> bool:
     """Whether tiles must be smaller: registers are few, or also hold what others give to matrix units."""
     if INTERPRETED:
         return False
-    return not has_matrix_units() or driver.active.get_current_target().arch in _FEW_REGISTERS
+    return not has_matrix_units() or current_target().arch in _FEW_REGISTERS
 
 
 def loads_to_shared_memory() -> bool:
@@ -32,7 +31,7 @@ def loads_to_shared_memory() -> bool:
 
     Elsewhere tiles pass through registers, and a product's are all there at once.
     """
-    return not INTERPRETED and driver.active.get_current_target().backend == "cuda"
+    return not INTERPRETED and current_target().backend == "cuda"
 
 
 def multiplies_by_warp_groups() -> bool:
@@ -41,7 +40,7 @@ def multiplies_by_warp_groups() -> bool:
     Of NVIDIA's cards only Hopper has it. What datacenter Blackwells have in its place is not known to give
     the same bits as the instruction that windows use.
     """
-    return loads_to_shared_memory() and driver.active.get_current_target().arch // 10 == 9
+    return loads_to_shared_memory() and current_target().arch // 10 == 9
 
 
 def load_stages() -> int:
@@ -59,6 +58,6 @@ def loads_together(registers: int = 168) -> dict[str, int]:
     NVIDIA's assembler would move loads behind arithmetic, or spill, to fit as many warps as a multiprocessor
     takes: a limit on registers that is never met keeps loads together.
     """
-    if INTERPRETED or driver.active.get_current_target().backend != "cuda":
+    if INTERPRETED or current_target().backend != "cuda":
         return {}
     return {"maxnreg": registers}

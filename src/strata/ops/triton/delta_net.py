@@ -16,6 +16,7 @@ from strata.ops.triton.arithmetic import sigmoid, silu, softplus
 from strata.ops.triton.capability import loads_together
 from strata.ops.triton.convolution import TILE, convolve_rows, load_advance, load_taps, store_advance
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 from strata.ops.triton.quantize import quantize_blocks
 
@@ -89,7 +90,7 @@ class DeltaNetState:
         return matrices.reshape(heads, keys * TILE_KEYS, values * TILE_VALUES)
 
 
-@triton.jit
+@kernel
 def _convolve(qkv, beta, alpha, weight, ssm_a, ssm_dt, past, pending, pending_gates, lane, accepted,
               convolved, before, gates, gates_before, num_rows, qkv_stride, beta_stride, alpha_stride,
               EPSILON: tl.constexpr, KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
@@ -222,7 +223,7 @@ def _write(state, k, update, decay):
     return written
 
 
-@triton.jit
+@kernel
 def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, out, num_rows,
                 KEY_HEADS: tl.constexpr, HEADS: tl.constexpr, KEY_DIM: tl.constexpr,
                 VALUE_DIM: tl.constexpr, VALUES: tl.constexpr, KEYS: tl.constexpr,
@@ -284,7 +285,7 @@ def _delta_rule(convolved, before, gates, gates_before, memory, lane, accepted, 
             _store_tiles(cells, state, VALUES * KEYS)
 
 
-@triton.jit
+@kernel
 def _gated_norm(x, z, norm, out, codes, scales, z_stride, EPSILON: tl.constexpr, HEADS: tl.constexpr,
                 VALUE_DIM: tl.constexpr, SIGMOID: tl.constexpr, QUANTIZE: tl.constexpr):  # fmt: skip
     """A program is a head of a row: normalised, gated, and quantised where its length is a block's."""
@@ -341,7 +342,7 @@ def gated_delta_net(
     kernel = weights.conv.shape[1]
     shape = {"KEY_HEADS": weights.key_heads, "HEADS": heads, "KEY_DIM": key_dim, "VALUE_DIM": value_dim}
     steps = {"MAX_PENDING": MAX_PENDING, "LANE_BLOCK": lane_block(num_rows), "COMMIT": commit}
-    _convolve[(2 * weights.key_heads + heads + 1, lanes, max(triton.cdiv(num_rows, TILE), 1))](
+    _convolve[(2 * weights.key_heads + heads + 1, lanes, max(cdiv(num_rows, TILE), 1))](
         qkv, beta, alpha, weights.conv, weights.ssm_a, weights.ssm_dt, state.past, state.pending,
         state.pending_gates, lane, accepted, convolved, before, gates, gates_before, num_rows,
         qkv.stride(0), beta.stride(0), alpha.stride(0), EPSILON=L2_EPSILON, **shape, **steps,

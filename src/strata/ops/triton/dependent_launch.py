@@ -18,9 +18,9 @@ them is done.
 import triton
 import triton.language as tl
 from triton.language import core
-from triton.runtime.driver import driver
 
 from strata.ops.triton.intrinsics import INTERPRETED
+from strata.ops.triton.kernel import current_target
 
 _FIRST = 90  # compute capability, times 10
 _LINE = tl.constexpr(64)  # bytes that L2 loads at once, at least
@@ -34,7 +34,7 @@ def step_launch() -> dict[str, bool]:
     options = {"enable_fp_fusion": False}
     if INTERPRETED:
         return options
-    target = driver.active.get_current_target()
+    target = current_target()
     return options | {"launch_pdl": True} if target.backend == "cuda" and target.arch >= _FIRST else options
 
 

@@ -20,6 +20,7 @@ import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch, wait_for_earlier
 from strata.ops.triton.intrinsics import watch
+from strata.ops.triton.kernel import cdiv, kernel
 
 if TYPE_CHECKING:
     from strata.native._core import JobLayout
@@ -91,7 +92,7 @@ def publish_rows(place: JobPlace, x: torch.Tensor) -> None:
         x: float32 `[rows, width]`, at most `max_rows`.
     """
     rows, width = x.shape
-    grid = (rows, triton.cdiv(width, _COLUMNS))
+    grid = (rows, cdiv(width, _COLUMNS))
     _publish_kernel[grid](x, place.x, width, BLOCK=_COLUMNS, num_warps=4, **step_launch())
 
 
@@ -104,7 +105,7 @@ def publish_entries(place: JobPlace, x: torch.Tensor, rows: torch.Tensor, num_en
         num_entries: of `ring`.
     """
     width = x.shape[1]
-    _publish_entries_kernel[(rows.numel(), triton.cdiv(width, _COLUMNS))](
+    _publish_entries_kernel[(rows.numel(), cdiv(width, _COLUMNS))](
         x, place.x, rows, num_entries, width, BLOCK=_COLUMNS, num_warps=4, enable_fp_fusion=False
     )
 
@@ -147,7 +148,7 @@ def wait(place: JobPlace, num_entries: torch.Tensor, error: torch.Tensor, max_po
     _wait_kernel[(1,)](done, place.epoch, num_entries, error, max_polls, num_warps=1, **step_launch())
 
 
-@triton.jit
+@kernel
 def _publish_kernel(x, mapped, width, BLOCK: tl.constexpr):
     begin_kernel()
     row = tl.program_id(0)
@@ -156,7 +157,7 @@ def _publish_kernel(x, mapped, width, BLOCK: tl.constexpr):
     tl.store(mapped + row * width + column, value, mask=column < width)
 
 
-@triton.jit
+@kernel
 def _publish_entries_kernel(x, mapped, rows, num_entries, width, BLOCK: tl.constexpr):
     entry = tl.program_id(0)
     if entry < tl.load(num_entries):
@@ -167,7 +168,7 @@ def _publish_entries_kernel(x, mapped, rows, num_entries, width, BLOCK: tl.const
 
 
 # One kernel for all layers and counts: small numbers are not worth code of their own.
-@triton.jit(do_not_specialize=["layer", "num_rows"])
+@kernel(do_not_specialize=["layer", "num_rows"])
 def _ring_kernel(
     words, mapped_experts, mapped_rows, mapped_weights, epoch, layer, num_rows,
     num_entries, experts, rows, weights, BLOCK: tl.constexpr,
@@ -188,7 +189,7 @@ def _ring_kernel(
         tl.store(words + _DOORBELL, rung, cache_modifier=".wt")
 
 
-@triton.jit(do_not_specialize=["max_polls"])
+@kernel(do_not_specialize=["max_polls"])
 def _wait_kernel(done, epoch, num_entries, error, max_polls):
     wait_for_earlier()  # but let no other kernel begin before the processor has written what that may read
     if (tl.load(num_entries) > 0) & (tl.load(error) == 0):

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from strata.formats.quants import FORMATS
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import cdiv, kernel
 
 BLOCK = 256
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -152,7 +153,7 @@ def _iq3_s(block, j, mask, codebook):
     return _half(block, mask) * scale.to(tl.float32) * tl.where(is_negative, -size, size)
 
 
-@triton.jit
+@kernel
 def _embed(ids, table, codebook, out, num_rows, WIDTH: tl.constexpr, FORMAT: tl.constexpr,
            BLOCK_SIZE: tl.constexpr, BLOCK_BYTES: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program is BLOCK weights of a row."""
@@ -197,7 +198,7 @@ def embed(ids: torch.Tensor, table: EmbeddingTable, out: torch.Tensor | None = N
     rows, is_float = ids.numel(), table.format in FLOATS
     out = torch.empty(rows, table.width, device=ids.device) if out is None else out
     quant = None if is_float else FORMATS[table.format]
-    _embed[(rows, triton.cdiv(table.width, BLOCK))](  # the first may be beyond 65,535
+    _embed[(rows, cdiv(table.width, BLOCK))](  # the first may be beyond 65,535
         ids, table.blocks, table.codebook, out, table.blocks.shape[0], WIDTH=table.width,
         FORMAT="float" if is_float else table.format, BLOCK_SIZE=1 if is_float else quant.block_size,
         BLOCK_BYTES=0 if is_float else quant.block_bytes, BLOCK=BLOCK, num_warps=4, **step_launch(),

@@ -7,6 +7,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import kernel
 
 _COMPARED = tl.constexpr(32)  # entries that all others are compared with at once
 
@@ -28,7 +29,7 @@ class Groups:
     count: torch.Tensor
 
 
-@triton.jit
+@kernel
 def _group_kernel(ids, host_entry, order, expert, start, count, num_entries, E: tl.constexpr):
     begin_kernel()
     e = tl.arange(0, E)

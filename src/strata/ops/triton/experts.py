@@ -14,6 +14,7 @@ from strata.ops.triton.capability import warps
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.expert_groups import group_entries
 from strata.ops.triton.expert_records import Between, ExpertBuffers, ExpertShape, SharedExpert
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_blocks
 from strata.ops.triton.quantized_matmul import FEW_ROWS, PlaneMatrix, codebook
@@ -117,7 +118,7 @@ def _shared_tile(
         tl.store(y + row.to(tl.int64) * N + n, product, mask=row < num_rows)
 
 
-@triton.jit
+@kernel
 def _gate_up_kernel(
     addresses, gate_grid, up_grid, codes, scales, ids, host_entry, order, expert, start, count, y,
     shared, shared_grid, shared_y, num_entries, num_rows,
@@ -182,7 +183,7 @@ def _swiglu_block(
     tl.store(scales + entry * BLOCKS + where, scale, mask=where < tl.where(is_here, BLOCKS, 0))
 
 
-@triton.jit
+@kernel
 def _swiglu_kernel(
     ids, host_entry, y, factors, codes, scales, shared_y, shared_codes, shared_scales, num_entries,
     FF: tl.constexpr, SHARED_FF: tl.constexpr, TERMS: tl.constexpr, GATE_TERMS: tl.constexpr,
@@ -204,7 +205,7 @@ def _swiglu_kernel(
         )  # fmt: skip
 
 
-@triton.jit
+@kernel
 def _down_kernel(
     addresses, grid, codes, scales, ids, host_entry, order, expert, start, count, y,
     shared, shared_grid, shared_codes, shared_scales, shared_y, num_entries, num_rows,
@@ -227,7 +228,7 @@ def _down_kernel(
         _all_entries(y, WIDTH, n, at, grid, codes, scales, order, begin, members, 1, DOWN, FF, MANY)
 
 
-@triton.jit
+@kernel
 def _combine_kernel(
     ids, host_entry, weights, y, host_y, factors, shared_y, shared_share, out, width,
     SLOTS: tl.constexpr, PADDED: tl.constexpr, BLOCK: tl.constexpr, SHARED_TERMS: tl.constexpr,
@@ -284,7 +285,7 @@ def quantize_hidden(
     if shared is not None:
         beside = (shared.hidden, shared.codes, shared.scales)
         rows, shared_terms, shared_ff = *shared.hidden.shape[:2], shared.codes.shape[1]
-    _swiglu_kernel[(entries + rows, triton.cdiv(max(shape.ff, shared_ff), ACTIVATION_BLOCK))](
+    _swiglu_kernel[(entries + rows, cdiv(max(shape.ff, shared_ff), ACTIVATION_BLOCK))](
         ids, host_entry, hidden, factors, codes, scales, *beside, entries, FF=shape.ff, SHARED_FF=shared_ff,
         TERMS=terms, GATE_TERMS=gate, UP_TERMS=up, SHARED_TERMS=shared_terms,
         num_warps=warps(ACTIVATION_BLOCK), **step_launch(),
@@ -324,14 +325,14 @@ def compute_experts(
     lists = (ids, host_entry, groups.order, groups.expert, groups.start, groups.count)
     grids = [codebook(format, device) for format in (shape.gate, shape.up, shape.down)]
     words, formats = codes.view(torch.int32), {shape.gate, shape.up}
-    tiles, shared_ff, beside = 2 * triton.cdiv(shape.ff, TILE_ROWS), 0, buffers.shared or routed
+    tiles, shared_ff, beside = 2 * cdiv(shape.ff, TILE_ROWS), 0, buffers.shared or routed
     first = second = PlaneMatrix(shape.gate, 0, shape.width, codes, grids[0])  # of no use
     row_groups = down_groups = 0
     if shared is not None:
         first, second, shared_ff = shared.gate_up, shared.down, shared.ff
         formats.add(first.format)
         tiles = max(tiles, 2 * shared_ff // TILE_ROWS)
-        row_groups = down_groups = triton.cdiv(rows, many)
+        row_groups = down_groups = cdiv(rows, many)
         if rows == 1:
             down_groups = num_parts(second.format, shared_ff)
     parts = max(num_parts(format, shape.width) for format in formats) if rows == 1 else 1
@@ -344,7 +345,7 @@ def compute_experts(
     quantize_hidden(
         shape, ids, host_entry, routed.hidden, routed.codes, routed.scales, factors, buffers.shared
     )
-    _down_kernel[(triton.cdiv(shape.width, TILE_ROWS), entries + down_groups)](
+    _down_kernel[(cdiv(shape.width, TILE_ROWS), entries + down_groups)](
         addresses, grids[2], routed.codes.view(torch.int32), routed.scales, *lists, routed.y, second.planes,
         second.grid, beside.codes.view(torch.int32), beside.scales, beside.y, entries, rows, DOWN=shape.down,
         SHARED=second.format, WIDTH=shape.width, FF=shape.ff, SHARED_FF=shared_ff, DOWN_AT=shape.down_at,
@@ -384,7 +385,7 @@ def combine_experts(
         out = torch.empty(rows, width, dtype=torch.float32, device=y.device)
     shared_y, shared_share = shared or (y, weights)
     block = SUMS if rows <= FEW_ROWS else 128
-    _combine_kernel[(triton.cdiv(width, block), rows)](
+    _combine_kernel[(cdiv(width, block), rows)](
         ids, host_entry, weights, y, host_y, factors, shared_y, shared_share, out, width,
         SLOTS=slots, PADDED=triton.next_power_of_2(slots), BLOCK=block,
         SHARED_TERMS=0 if shared is None else shared_y.shape[1], num_warps=1, **step_launch(),

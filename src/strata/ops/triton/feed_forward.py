@@ -1,17 +1,17 @@
 """Between the products of a feed-forward layer, and the sum of experts and the shared one."""
 
 import torch
-import triton
 import triton.language as tl
 
 from strata.ops.triton.activation import swiglu as _swiglu
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.quantize import quantize_blocks
 
 BLOCK = 128  # activations that share a scale
 
 
-@triton.jit
+@kernel
 def _swiglu_kernel(gate, up, out, codes, scales, gate_stride, up_stride, LENGTH: tl.constexpr,
                    BLOCK: tl.constexpr):  # fmt: skip
     """A program is a block of a row."""
@@ -39,7 +39,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, tuple[to
         float32 `[rows, length]`, and its int8 codes and float32 scales `[rows, ceil(length / 128)]`.
     """
     rows, length = gate.shape
-    blocks = triton.cdiv(length, BLOCK)
+    blocks = cdiv(length, BLOCK)
     out = gate.new_empty(rows, length)
     codes = torch.empty(rows, length, dtype=torch.int8, device=gate.device)
     scales = gate.new_empty(rows, blocks)
@@ -50,7 +50,7 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, tuple[to
     return out, (codes, scales)
 
 
-@triton.jit
+@kernel
 def _add_kernel(x, y, share, out, y_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     begin_kernel()
     row = tl.program_id(1).to(tl.int64)
@@ -71,7 +71,7 @@ def add_shared(x: torch.Tensor, y: torch.Tensor, share: torch.Tensor) -> torch.T
     """
     rows, width = x.shape
     out = torch.empty_like(x)
-    _add_kernel[(triton.cdiv(width, 1024), rows)](
+    _add_kernel[(cdiv(width, 1024), rows)](
         x, y, share, out, y.stride(0), WIDTH=width, BLOCK=1024, num_warps=4, **step_launch()
     )
     return out

@@ -32,6 +32,7 @@ from strata.ops.triton.capability import (
 )
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
 from strata.ops.triton.intrinsics import INTERPRETED
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.sorted_rows import SortedRows, rows_in_order
 
 SLICE = 256
@@ -59,6 +60,7 @@ class Workspace:
         self.sums = torch.empty(sums, dtype=torch.float32, device=device)
         self.arrived = torch.zeros(tiles, dtype=torch.int32, device=device)  # every launch leaves zeros
         self._in_order: SortedRows | None = None
+        self._prompt_arrived = self.arrived[:0]
 
     def reserve(self, sums: int, tiles: int) -> None:
         """Make it at least this large, before anything works with it."""
@@ -70,6 +72,12 @@ class Workspace:
     def make_room(self, unpacked: int) -> None:
         """Have room for so many bytes of unpacked weights."""
         self.unpacked = self.unpacked.new_empty(unpacked)
+
+    def prompt_arrived(self, tiles: int) -> torch.Tensor:
+        """As `arrived`, for launches of prompts; it grows, for they are in no graph."""
+        if tiles > self._prompt_arrived.numel():
+            self._prompt_arrived = self.arrived.new_zeros(tiles)
+        return self._prompt_arrived
 
     def in_order(self, rows: int) -> SortedRows:
         """`rows_in_order`, which all matrices of a chunk share."""
@@ -153,7 +161,7 @@ def add_slices(cells, mask, stride, SLICES: tl.constexpr):
     return total
 
 
-@triton.jit
+@kernel
 def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_stride, K: tl.constexpr,
             STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
             BLOCK: tl.constexpr):  # fmt: skip
@@ -181,7 +189,7 @@ def _window(x, w, out, sums, arrived, num_rows, num_columns, x_stride, out_strid
         tl.store(out + rows * out_stride + columns[None, :], total, mask)
 
 
-@triton.jit
+@kernel
 def _wide_window(x, w, out, num_rows, num_columns, x_stride, out_stride, K: tl.constexpr,
                  STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
                  BLOCK: tl.constexpr):  # fmt: skip
@@ -207,7 +215,7 @@ def _wide_window(x, w, out, num_rows, num_columns, x_stride, out_stride, K: tl.c
     tl.store(out + rows * out_stride + columns[None, :], total, mask)
 
 
-@triton.jit
+@kernel
 def _split(x, parts, num_rows, x_stride, K: tl.constexpr, BLOCK: tl.constexpr):
     """A program is BLOCK elements of a row."""
     row = tl.program_id(1).to(tl.int64)
@@ -231,7 +239,7 @@ def load_parts(x, w, plane, k, is_row, is_column, K: tl.constexpr):
     )
 
 
-@triton.jit
+@kernel
 def _prompt(parts, scales, w, out, num_rows, num_columns, out_stride, K: tl.constexpr, GROUPS: tl.constexpr,
             ROWS: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program is a tile. With GROUPS, each of so many equal parts of K is multiplied with a scale."""
@@ -284,8 +292,8 @@ def window_block(weight: torch.Tensor) -> int:
 
 def workspace_size(num_columns: int, num_in: int, slice_length: int = SLICE) -> tuple[int, int]:
     """Sums and tiles of a `Workspace` for windows and a matrix `[num_columns, num_in]`."""
-    slices = triton.cdiv(num_in, slice_length)
-    return slices * WINDOW_ROWS * num_columns, triton.cdiv(num_columns, WINDOW_COLUMNS)
+    slices = cdiv(num_in, slice_length)
+    return slices * WINDOW_ROWS * num_columns, cdiv(num_columns, WINDOW_COLUMNS)
 
 
 def window_options(weight: torch.Tensor, slice_length: int, num_rows: int) -> dict[str, object]:
@@ -337,7 +345,7 @@ def multiply_parts(
     """
     (num_rows, num_in), num_columns = parts.shape[1:], weight.shape[0]
     rows, columns, threads = _prompt_tile(num_rows)
-    _prompt[(triton.cdiv(num_columns, columns), triton.cdiv(num_rows, rows))](
+    _prompt[(cdiv(num_columns, columns), cdiv(num_rows, rows))](
         parts, scales, weight, out, num_rows, num_columns, out.stride(0), K=num_in,
         GROUPS=0 if scales is None else scales.shape[1], ROWS=rows, COLUMNS=columns, SLICE=slice_length,
         BLOCK=min(dot_block(weight, 64), slice_length), num_warps=warps(threads), num_stages=load_stages(),
@@ -363,7 +371,7 @@ def float_matmul(
     out = x.new_empty(num_rows, num_columns) if out is None else out
     if num_rows <= WINDOW_ROWS:
         options = window_options(weight, SLICE, num_rows)
-        tiles = triton.cdiv(num_columns, WINDOW_COLUMNS)
+        tiles = cdiv(num_columns, WINDOW_COLUMNS)
         # Without stages in shared memory, registers hold too few loads for one program to wait for them all.
         if tiles >= MANY_TILES and (loads_to_shared_memory() or INTERPRETED):
             options |= {"num_stages": load_stages(), "num_warps": 2}
@@ -373,13 +381,13 @@ def float_matmul(
             )
             return out
         workspace.require(*workspace_size(num_columns, num_in))
-        _window[(tiles, triton.cdiv(num_in, SLICE))](
+        _window[(tiles, cdiv(num_in, SLICE))](
             x, weight, out, workspace.sums, workspace.arrived, num_rows, num_columns, x.stride(0),
             out.stride(0), K=num_in, **options,
         )  # fmt: skip
         return out
     parts = torch.empty(3, num_rows, num_in, dtype=torch.bfloat16, device=x.device)
-    _split[(triton.cdiv(num_in, 1024), num_rows)](
+    _split[(cdiv(num_in, 1024), num_rows)](
         x, parts, num_rows, x.stride(0), K=num_in, BLOCK=1024, num_warps=4, enable_fp_fusion=False
     )
     multiply_parts(parts, weight, out)

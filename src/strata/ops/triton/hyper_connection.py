@@ -47,6 +47,7 @@ from strata.ops.triton.float_matmul import (
     window_options,
     workspace_size,
 )
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.quantize import quantize_blocks
 
 QUANTIZED = 128
@@ -89,7 +90,7 @@ class HyperConnectionWeights:
         """Sums and tiles of a `Workspace` for windows: squares come last, and the tile that adds them up."""
         sums, tiles = workspace_size(*self.down.shape, self.slice)
         squares = WINDOW_ROWS * self.norm.numel() // self.slice
-        return sums + squares, max(tiles + 1, triton.cdiv(self.width, QUANTIZED))
+        return sums + squares, max(tiles + 1, cdiv(self.width, QUANTIZED))
 
 
 @triton.jit
@@ -117,7 +118,7 @@ def _write_slice(residual, output, inject, written, squares, num_rows, index, WI
         tl.store(squares + row * SLICES + index, tl.sum(value * value, 0))
 
 
-@triton.jit
+@kernel
 def _mix(residual, output, inject, norm, down, written, scales, out, sums, squares, arrived, num_rows,
          num_columns, WIDTH: tl.constexpr, STREAMS: tl.constexpr, EPSILON: tl.constexpr, WRITE: tl.constexpr,
          STACKED: tl.constexpr, USED: tl.constexpr, COLUMNS: tl.constexpr, SLICE: tl.constexpr,
@@ -165,7 +166,7 @@ def _mix(residual, output, inject, norm, down, written, scales, out, sums, squar
             tl.store(out + each // USED * size + cells, total, mask)
 
 
-@triton.jit
+@kernel
 def _split(residual, output, inject, written, norm, parts, scales, num_rows, WIDTH: tl.constexpr,
            STREAMS: tl.constexpr, SLICE: tl.constexpr, EPSILON: tl.constexpr,
            WRITE: tl.constexpr):  # fmt: skip
@@ -211,7 +212,7 @@ def _gate_weights(weight, gate_row, start, LOW: tl.constexpr, BLOCK: tl.constexp
     return tl.trans(tl.load(weight + (gate_row * LOW)[None, :] + k, k < LOW, other=0.0))
 
 
-@triton.jit
+@kernel
 def _activate(product, parts, num_rows, stride, STREAMS: tl.constexpr, LOW: tl.constexpr,
               PADDED: tl.constexpr):  # fmt: skip
     """A program is a row: what is multiplied with `up`, in parts, once for all of a prompt's programs."""
@@ -225,7 +226,7 @@ def _activate(product, parts, num_rows, stride, STREAMS: tl.constexpr, LOW: tl.c
     tl.store(cells + 2 * plane, low, mask)
 
 
-@triton.jit
+@kernel
 def _up(residual, scales, norm, product, parts, weight, out, strengths, codes, code_scales, arrived, num_rows,
         product_stride, LOW: tl.constexpr, WIDTH: tl.constexpr, STREAMS: tl.constexpr, ROWS: tl.constexpr,
         USED: tl.constexpr, CHANNELS: tl.constexpr, BLOCK: tl.constexpr, INJECT: tl.constexpr,
@@ -352,14 +353,13 @@ def read(
     codes, code_scales = quantized or (x, x)
     arrived, parts = workspace.arrived, None
     if not window:
-        tiles = triton.cdiv(num_rows, rows) * triton.cdiv(width, QUANTIZED)
-        arrived = torch.zeros(tiles, dtype=torch.int32, device=x.device)
+        arrived = workspace.prompt_arrived(cdiv(num_rows, rows) * cdiv(width, QUANTIZED))
         parts = torch.empty(3, num_rows, weights.low_rank, dtype=torch.bfloat16, device=x.device)
         _activate[(num_rows,)](
             product, parts, num_rows, product.stride(0), STREAMS=streams, LOW=weights.low_rank,
             PADDED=triton.next_power_of_2(weights.low_rank), num_warps=4, enable_fp_fusion=False,
         )  # fmt: skip
-    _up[(width // _CHANNELS, triton.cdiv(num_rows, rows))](
+    _up[(width // _CHANNELS, cdiv(num_rows, rows))](
         written, scales, weights.norm, product, parts, weights.up, x, strengths, codes, code_scales, arrived,
         num_rows, product.stride(-2), LOW=weights.low_rank, WIDTH=width, STREAMS=streams, ROWS=rows,
         USED=used, CHANNELS=_CHANNELS, BLOCK=block, INJECT=weights.down.shape[0] > weights.low_rank,
@@ -377,7 +377,7 @@ def _multiply_window(residual, output, inject, written, scales, weights, workspa
     slices = streams * width // weights.slice
     squares = workspace.sums[slices * WINDOW_ROWS * num_columns :]
     product = residual.new_empty(streams, num_rows, num_columns)
-    _mix[(triton.cdiv(num_columns, WINDOW_COLUMNS) + 1, slices)](
+    _mix[(cdiv(num_columns, WINDOW_COLUMNS) + 1, slices)](
         residual, output, inject, weights.norm, weights.down, written, scales, product, workspace.sums,
         squares, workspace.arrived, num_rows, num_columns, WIDTH=width, STREAMS=streams,
         EPSILON=weights.epsilon, WRITE=output is not None,

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.intrinsics import to_half
+from strata.ops.triton.kernel import kernel
 from strata.ops.triton.rotary import load_head
 
 GROUP = 64  # values that share a scale
@@ -160,7 +161,7 @@ def _store_cell(x, pages, scales, cell, SHAPE: tl.constexpr):
         tl.store(pages + cell * DIM + tl.arange(0, DIM), x.to(tl.float16))
 
 
-@triton.jit
+@kernel
 def _append_kernel(
     q,
     k,

@@ -13,6 +13,7 @@ import triton.language as tl
 from strata.ops.triton.arithmetic import sigmoid, silu
 from strata.ops.triton.convolution import TILE, advance, convolve_rows, load_rows, load_taps
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.lanes import MAX_PENDING, lane_block, lane_rows
 
 BLOCK = 128  # channels that a program convolves
@@ -83,7 +84,7 @@ class NgramState:
         )
 
 
-@triton.jit
+@kernel
 def _rows(tokens, multipliers, head_sizes, head_offsets, window, pending, lane, accepted, out, num_rows, eos,
           SIZE: tl.constexpr, HEADS: tl.constexpr, HEADS_BLOCK: tl.constexpr, MAX_PENDING: tl.constexpr,
           TILE: tl.constexpr, HISTORY_BLOCK: tl.constexpr, LANE_BLOCK: tl.constexpr,
@@ -121,7 +122,7 @@ def _rows(tokens, multipliers, head_sizes, head_offsets, window, pending, lane, 
                 TILE, COMMIT)  # fmt: skip
 
 
-@triton.jit
+@kernel
 def _gate(residual, key, value, norm_key, norm_query, norm_conv, gated, normalized, EPSILON: tl.constexpr,
           WIDTH: tl.constexpr, BLOCK: tl.constexpr):  # fmt: skip
     """A program is a stream of a row: gated by how well its key fits, and that normalised."""
@@ -144,7 +145,7 @@ def _gate(residual, key, value, norm_key, norm_query, norm_conv, gated, normaliz
     tl.store(normalized + cells, v, mask)
 
 
-@triton.jit
+@kernel
 def _add(residual, gated, normalized, weight, past, pending, lane, accepted, out, num_rows, channels,
          KERNEL: tl.constexpr, DILATION: tl.constexpr, BLOCK: tl.constexpr, MAX_PENDING: tl.constexpr,
          TILE: tl.constexpr, HISTORY_BLOCK: tl.constexpr, LANE_BLOCK: tl.constexpr,
@@ -197,7 +198,7 @@ def ngram_rows(
     num_rows, lanes, size = tokens.numel(), state.window.shape[0], table.multipliers.numel()
     out = tokens.new_empty(num_rows, table.head_sizes.numel()) if out is None else out
     heads = table.head_sizes.numel() // (size - 1)
-    _rows[(lanes, max(triton.cdiv(num_rows, TILE), 1))](
+    _rows[(lanes, max(cdiv(num_rows, TILE), 1))](
         tokens, table.multipliers, table.head_sizes, table.head_offsets, state.window, state.pending_tokens,
         lane, accepted, out, num_rows, table.eos, SIZE=size, HEADS=heads,
         HEADS_BLOCK=triton.next_power_of_2(heads), MAX_PENDING=MAX_PENDING, TILE=TILE,
@@ -239,7 +240,7 @@ def add_ngram_memory(
         EPSILON=weights.epsilon, WIDTH=width, BLOCK=block, num_warps=8 if block > 512 else 1,
         **step_launch(),
     )  # fmt: skip
-    _add[(triton.cdiv(channels, BLOCK), lanes, max(triton.cdiv(num_rows, TILE), 1))](
+    _add[(cdiv(channels, BLOCK), lanes, max(cdiv(num_rows, TILE), 1))](
         residual, gated, normalized, weights.conv, state.past, state.pending, lane, accepted, residual,
         num_rows, channels, KERNEL=weights.conv.shape[1], DILATION=weights.dilation, BLOCK=BLOCK,
         MAX_PENDING=MAX_PENDING, TILE=TILE, HISTORY_BLOCK=triton.next_power_of_2(state.past.shape[1]),

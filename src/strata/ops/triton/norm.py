@@ -5,12 +5,13 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import kernel
 from strata.ops.triton.quantize import quantize_blocks
 
 QUANTIZED = 128
 
 
-@triton.jit
+@kernel
 def _rms_norm(x, y, strength, weight, total, out, codes, scales, EPSILON: tl.constexpr, WIDTH: tl.constexpr,
               BLOCK: tl.constexpr, ADD: tl.constexpr, STREAMS: tl.constexpr,
               QUANTIZE: tl.constexpr):  # fmt: skip

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import kernel
 
 _COMPARED = tl.constexpr(32)  # entries that all others are compared with at once
 _PROGRAMS = 128  # that copy: a megabyte on its way; where there is nothing to copy, soon gone
@@ -87,7 +88,7 @@ def _is_missed(ids, addresses, begin, end, e, num_entries):
     return expert, address, (expert >= 0) & ((address < begin) | (address >= end))
 
 
-@triton.jit
+@kernel
 def _place_kernel(
     ids, weights, addresses, slots, take, host_entry, num_host, host_experts, host_rows, host_weights,
     found, memory, sources, num_fetched, record_stride, num_entries,
@@ -135,7 +136,7 @@ def _place_kernel(
     tl.store(num_fetched, tl.sum((fetched & is_first).to(tl.int32), axis=0))
 
 
-@triton.jit
+@kernel
 def _fetch_kernel(sources, num_fetched, memory, record_stride, words, BLOCK: tl.constexpr):
     """All programs go through the blocks of all records, in turns."""
     begin_kernel()

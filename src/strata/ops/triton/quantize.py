@@ -5,6 +5,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.planes import ACTIVATION_BLOCK
 
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
@@ -33,7 +34,7 @@ def quantize_blocks(x):
     return codes, tl.where(odd, float("nan"), scale)
 
 
-@triton.jit
+@kernel
 def _quantize_kernel(x, codes, scales, num_in, num_blocks, BLOCKS: tl.constexpr):
     begin_kernel()
     row = tl.program_id(1).to(tl.int64)
@@ -61,6 +62,6 @@ def quantize_activations(
         out = codes, torch.empty(rows, num_blocks, dtype=torch.float32, device=x.device)
     if rows:
         blocks = 2
-        grid = (triton.cdiv(num_blocks, blocks), rows)
+        grid = (cdiv(num_blocks, blocks), rows)
         _quantize_kernel[grid](x, *out, num_in, num_blocks, BLOCKS=blocks, num_warps=2, **step_launch())
     return out

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import kernel
 
 
 @triton.jit
@@ -40,7 +41,7 @@ def _cos_sin(angle):
     return out_cos, tl.where(turns >= 2, -out_sin, out_sin)
 
 
-@triton.jit
+@kernel
 def _angles_kernel(position, inv_freq, cos, sin, back, factor, PAIRS: tl.constexpr, BLOCK: tl.constexpr):
     begin_kernel()
     row, pair = tl.program_id(0), tl.arange(0, BLOCK)

@@ -6,6 +6,7 @@ import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid
 from strata.ops.triton.dependent_launch import launch_dependents, prefetch, step_launch, wait_for_earlier
+from strata.ops.triton.kernel import kernel
 
 _COLUMNS = tl.constexpr(512)  # of the shared expert's gate that are multiplied at once
 
@@ -48,7 +49,7 @@ def _forced(share, expert, forced, USED: tl.constexpr, SLOTS: tl.constexpr):
     return chosen, shares
 
 
-@triton.jit
+@kernel
 def _route(logits, lane, position, forced, num_forced, ids, weights, shared, counts, x, gate, logits_stride,
            x_stride, EXPERTS: tl.constexpr, USED: tl.constexpr, BLOCK: tl.constexpr, SLOTS: tl.constexpr,
            NORMALIZE: tl.constexpr, WIDTH: tl.constexpr):  # fmt: skip

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.sampling_choice import choose_kernel
 from strata.ops.triton.sampling_tiles import adjust_kernel, collect_kernel, spread_kernel
 
@@ -84,7 +85,7 @@ class Scratch(NamedTuple):
 
     @classmethod
     def new(cls, rows: int, vocab: int, device: torch.device | str) -> "Scratch":
-        tiles = triton.cdiv(vocab, TILE)
+        tiles = cdiv(vocab, TILE)
         f32, f64, i32, i64 = torch.float32, torch.float64, torch.int32, torch.int64
         shapes = [
             (vocab, f64),
@@ -128,7 +129,7 @@ def sample(
         chosen: int32 `[rows]`, written; -1 where the largest logit is not finite or one is no number.
     """
     num_rows, vocab = logits.shape
-    rows, tiles = (lane, position), triton.cdiv(vocab, TILE)
+    rows, tiles = (lane, position), cdiv(vocab, TILE)
     sizes = {"TILES": triton.next_power_of_2(tiles), **step_launch()}
     grid, bins = (tiles, num_rows), {"TILE": TILE, "BINS": BINS, "num_warps": 8}
     adjust_kernel[grid](
@@ -141,7 +142,7 @@ def sample(
     )
 
 
-@triton.jit
+@kernel
 def _count_kernel(rows, tokens, is_answer, accepted, num_rows, history, vocab, PROMPT: tl.constexpr):
     """Add one row's token to its lane's history, if the row stands."""
     begin_kernel()

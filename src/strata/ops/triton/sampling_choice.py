@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel
+from strata.ops.triton.kernel import kernel
 from strata.ops.triton.noise import gumbel, random_word
 from strata.ops.triton.sampling_tiles import draws
 
@@ -123,7 +124,7 @@ def _draw_filtered(
     return _draw(found, size, (least_x, least_token), tl.load(lanes.whole + lane * 3), position, DRAWN)
 
 
-@triton.jit
+@kernel
 def choose_kernel(
     rows,
     lanes,

@@ -4,6 +4,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel
+from strata.ops.triton.kernel import kernel
 from strata.ops.triton.noise import exp, gumbel, random_word, rough_gumbel
 
 GREEDY = tl.constexpr(1e-5)  # temperatures up to here, see engine/sampling.py
@@ -38,7 +39,7 @@ def _history(lanes, rows, tokens, is_answer, row, lane, token, inside, vocab):
     return history
 
 
-@triton.jit
+@kernel
 def adjust_kernel(
     logits,
     rows,
@@ -120,7 +121,7 @@ def _bin(x, top, temperature, BINS: tl.constexpr):
     return scaled, tl.where(is_near, bin, BINS)
 
 
-@triton.jit
+@kernel
 def spread_kernel(
     rows, lanes, scratch, vocab, tiles, TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr
 ):
@@ -197,7 +198,7 @@ def _collect(
         tl.store(scratch.found_token + at, token, mask=is_kept)
 
 
-@triton.jit
+@kernel
 def collect_kernel(
     rows, lanes, scratch, vocab, tiles, TILE: tl.constexpr, TILES: tl.constexpr, BINS: tl.constexpr
 ):

@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from strata.experts.split import Costs
+from strata.ops.triton.kernel import cdiv, kernel
 
 _COUNTED = 1024  # entries of a program that counts
 _LISTED = 2048  # entries that are listed at once
@@ -84,7 +85,7 @@ def share_experts(
         for shape in (ids.shape, 1, max_entries, max_entries)
     )
     job = PromptJob(host_entry, num_entries, experts, rows, weights.new_empty(max_entries))
-    _count_kernel[(triton.cdiv(entries, _COUNTED),)](ids, counts, entries, BLOCK=_COUNTED, num_warps=4)
+    _count_kernel[(cdiv(entries, _COUNTED),)](ids, counts, entries, BLOCK=_COUNTED, num_warps=4)
     # Fused operations would round times otherwise than the host does.
     _share_kernel[(1,)](
         ids, weights, addresses, home, costs, counts, host_entry, num_entries, experts, rows, job.weights,
@@ -95,7 +96,7 @@ def share_experts(
     return job
 
 
-@triton.jit(do_not_specialize=["num_entries"])
+@kernel(do_not_specialize=["num_entries"])
 def _count_kernel(ids, counts, num_entries, BLOCK: tl.constexpr):
     """How many entries each expert has."""
     entry = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -103,7 +104,7 @@ def _count_kernel(ids, counts, num_entries, BLOCK: tl.constexpr):
     tl.atomic_add(counts + expert, 1, mask=expert >= 0, sem="relaxed")
 
 
-@triton.jit(do_not_specialize=["layer", "num_entries", "max_entries"])
+@kernel(do_not_specialize=["layer", "num_entries", "max_entries"])
 def _share_kernel(
     ids, weights, addresses, home, costs, counts, host_entry, num_host, host_experts, host_rows, host_weights,
     layer, num_entries, max_entries, num_experts,

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
+from strata.ops.triton.kernel import kernel
 from strata.ops.triton.kv import PagedKV, page_of
 from strata.ops.triton.rotary import load_head
 
@@ -36,7 +37,7 @@ def _keep(raw, ring, row, lane, token, stride, DIM: tl.constexpr, RING: tl.const
     tl.store(ring + (lane.to(tl.int64) * RING + token % RING) * DIM + d, tl.load(raw + row * stride + d))
 
 
-@triton.jit
+@kernel
 def _index_kernel(
     q,
     raw,
@@ -95,7 +96,7 @@ def _index_kernel(
             tl.store(state.block_keys + cell * DIM + d, key)
 
 
-@triton.jit
+@kernel
 def _keep_kernel(
     raw, rows, num_rows, ring, stride, DIM: tl.constexpr, BLOCK: tl.constexpr, RING: tl.constexpr
 ):

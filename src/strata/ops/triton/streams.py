@@ -14,6 +14,7 @@ import triton.language as tl
 from strata.ops.triton.arithmetic import sigmoid, silu
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
 from strata.ops.triton.float_matmul import WINDOW_ROWS, Workspace, float_matmul, workspace_size
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.norm import rms_norm, write_rms_norm
 from strata.ops.triton.quantize import quantize_blocks
 from strata.ops.triton.quantized_matmul import (
@@ -53,7 +54,7 @@ class QuantizedHyperConnection:
         return workspace_size(*self.inject.shape) if isinstance(self.inject, torch.Tensor) else (0, 0)
 
 
-@triton.jit
+@kernel
 def _write_streams(residual, output, inject, out, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
     begin_kernel()
     row, stream = tl.program_id(1).to(tl.int64), tl.program_id(0)
@@ -83,7 +84,7 @@ def write_streams(residual: torch.Tensor, output: torch.Tensor, inject: torch.Te
     return out
 
 
-@triton.jit
+@kernel
 def _mix_down(terms, logits, codes, scales, strengths, row_stride, term_stride, logits_stride, num_columns,
               first_logit, LOW: tl.constexpr, STREAMS: tl.constexpr, TERMS: tl.constexpr, SOME: tl.constexpr,
               AMONG: tl.constexpr):  # fmt: skip
@@ -127,10 +128,10 @@ def mix_down(
     """
     rows, count, columns = terms.shape
     codes = torch.empty(rows, low_rank, dtype=torch.int8, device=terms.device)
-    scales, strengths = terms.new_empty(rows, triton.cdiv(low_rank, 128)), terms.new_empty(rows, streams)
+    scales, strengths = terms.new_empty(rows, cdiv(low_rank, 128)), terms.new_empty(rows, streams)
     logits = inject if isinstance(inject, torch.Tensor) else None
     among = isinstance(inject, int)
-    _mix_down[(triton.cdiv(columns, 128), rows)](
+    _mix_down[(cdiv(columns, 128), rows)](
         terms, logits, codes, scales, strengths, count * columns, columns,
         0 if logits is None else logits.stride(0), columns, inject if among else 0, LOW=low_rank,
         STREAMS=streams, TERMS=count, SOME=min(32, triton.next_power_of_2(count)), AMONG=among, num_warps=1,
@@ -139,7 +140,7 @@ def mix_down(
     return (codes, scales), strengths
 
 
-@triton.jit
+@kernel
 def _read_streams(normalized, gate, out, codes, scales, WIDTH: tl.constexpr, STREAMS: tl.constexpr,
                   QUANTIZE: tl.constexpr):  # fmt: skip
     """A program is 128 channels of a row."""
@@ -179,7 +180,7 @@ def read_streams(
     rows, streams, width = normalized.shape
     out = normalized.new_empty(rows, width)
     codes, scales = quantized or (out, out)
-    _read_streams[(triton.cdiv(width, 128), rows)](
+    _read_streams[(cdiv(width, 128), rows)](
         normalized, gate, out, codes, scales, WIDTH=width, STREAMS=streams,
         QUANTIZE=quantized is not None, num_warps=1, **step_launch(),
     )  # fmt: skip

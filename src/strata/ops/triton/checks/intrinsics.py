@@ -3,16 +3,16 @@
 from collections.abc import Iterator
 
 import torch
-import triton
 import triton.language as tl
 
 from strata.ops.triton.catalog import Check, Launch, meta
 from strata.ops.triton.intrinsics import dot4, dot4_unsigned, perm, to_half
+from strata.ops.triton.kernel import kernel
 
 _BLOCK = 256
 
 
-@triton.jit
+@kernel
 def _bytes_kernel(a, b, c, signed, unsigned, permuted, halves, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     x, y, z = tl.load(a + i), tl.load(b + i), tl.load(c + i)

@@ -5,12 +5,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import torch
-import triton
 import triton.language as tl
 
 from strata.engine.messages import SamplingParams
 from strata.engine.sampling import Sampler
 from strata.ops.triton.catalog import Check, Launch, meta
+from strata.ops.triton.kernel import kernel
 from strata.ops.triton.noise import exp, gumbel, log, rough_gumbel
 from strata.ops.triton.sampling import PROMPT, Lanes, Scratch, count_tokens, sample, settings
 
@@ -19,7 +19,7 @@ _Cases = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 _PROMPT_TOKENS = [3, 4999, 77, 3]
 
 
-@triton.jit
+@kernel
 def _noise_kernel(x, words, logs, exps, noise, rough, BLOCK: tl.constexpr):
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     value, word = tl.load(x + i), tl.load(words + i).to(tl.uint32, bitcast=True)
