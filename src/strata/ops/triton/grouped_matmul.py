@@ -14,11 +14,12 @@ from strata.formats.quants.planes import QUANT_PLANES
 from strata.ops.triton.capability import loads_to_shared_memory, warps
 from strata.ops.triton.decode import decode_scales, grid_extras, stored_scales
 from strata.ops.triton.intrinsics import INTERPRETED
+from strata.ops.triton.kernel import cdiv, current_target, kernel
 from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.sorted_rows import FEW_BLOCK, SortedRows, rows_of_block
 from strata.ops.triton.step import bytes_of, step_word, sub_scales
-from strata.ops.triton.unpack import PlaneMatrices, unpacked_bytes
-from strata.ops.triton.unpacked_matmul import unpacked_matmul
+from strata.ops.triton.unpack import PlaneMatrices
+from strata.ops.triton.unpacked_matmul import at_once, unpacked_matmul
 
 _ROWS = tl.constexpr(TILE_ROWS)
 _BLOCK = tl.constexpr(ACTIVATION_BLOCK)
@@ -175,7 +176,7 @@ def _columns_left(num_in: int, columns: int) -> int:
     return num_in % columns
 
 
-@triton.jit
+@kernel
 def _grouped_kernel(
     addresses, at, grid, codes, scales, order, bounds, matrix, begin, count, y, y_width, y_column, num_out,
     slots,
@@ -230,7 +231,7 @@ def has_integer_dot() -> bool:
     """Whether Triton has matrix or dot instructions for int8 on the card at hand: not before Ampere."""
     if INTERPRETED:
         return True
-    target = triton.runtime.driver.active.get_current_target()
+    target = current_target()
     return target.backend != "cuda" or target.arch >= 80
 
 
@@ -255,7 +256,7 @@ def grouped_matmul(
     """
     m = matrices
     blocks = [rows.few, rows.many]
-    if unpacked is not None and unpacked.numel() >= unpacked_bytes(m.format, m.num_out, m.num_in):
+    if unpacked is not None and at_once(m, unpacked):
         blocks = [rows.few]
         if rows.many is not None:
             unpacked_matmul(m, rows, rows.many, slots, codes, scales, out, column, unpacked)
@@ -263,7 +264,7 @@ def grouped_matmul(
         if some is None:
             continue
         threads, outputs, ahead = _shape(some.rows)
-        _grouped_kernel[(some.matrix.numel(), triton.cdiv(m.num_out, outputs))](
+        _grouped_kernel[(some.matrix.numel(), cdiv(m.num_out, outputs))](
             m.addresses, m.at, m.grid, codes, scales, rows.order, rows.bounds, some.matrix, some.begin,
             some.count, out, out.shape[1], column, m.num_out, slots,
             FORMAT=m.format, K=m.num_in, ROWS=some.rows, OUTPUTS=outputs, AHEAD=ahead,

@@ -5,10 +5,11 @@ import torch
 from strata.ops.triton.expert_records import ExpertShape
 from strata.ops.triton.experts import quantize_hidden
 from strata.ops.triton.grouped_matmul import grouped_matmul
-from strata.ops.triton.planes import ACTIVATION_BLOCK
+from strata.ops.triton.planes import ACTIVATION_BLOCK, TILE_ROWS
 from strata.ops.triton.quantized_matmul import codebook
 from strata.ops.triton.sorted_rows import sort_rows
 from strata.ops.triton.unpack import PlaneMatrices
+from strata.ops.triton.unpacked_matmul import at_once
 
 
 def compute_prompt_experts(
@@ -39,21 +40,28 @@ def compute_prompt_experts(
     """
     rows, slots = ids.shape
     entries, device = rows * slots, codes.device
-    grids = [codebook(format, device) for format in (shape.gate, shape.up, shape.down)]
-    sorted_rows = sort_rows(torch.where(host_entry < 0, ids, -1).reshape(-1), addresses.numel())
+    at = {"gate": 0, "up": shape.up_at, "down": shape.down_at}
+
+    def matrices(part: str, num_out: int, num_in: int) -> PlaneMatrices:
+        format = getattr(shape, part)
+        return PlaneMatrices(format, num_out, num_in, addresses, at[part], codebook(format, device))
+
+    # Up's rows are behind gate's in the same planes, where both have one format.
+    if shape.gate == shape.up and shape.ff % TILE_ROWS == 0:
+        gate_up = [matrices("gate", 2 * shape.ff, shape.width)]
+    else:
+        gate_up = [matrices(part, shape.ff, shape.width) for part in ("gate", "up")]
+    down = matrices("down", shape.width, shape.ff)
+    room = 0 if unpacked is None else min(at_once(each, unpacked) for each in (*gate_up, down))
+    sorted_rows = sort_rows(ids, addresses.numel(), room, host_entry)
     # Gate's and up's products are quantised before `down` is multiplied: its products take their place.
     memory = torch.empty(entries * max(2 * shape.ff, shape.width), dtype=torch.float32, device=device)
     hidden = memory[: entries * 2 * shape.ff].view(entries, 2 * shape.ff)
-    for format, grid, at, column in (
-        (shape.gate, grids[0], 0, 0),
-        (shape.up, grids[1], shape.up_at, shape.ff),
-    ):
-        matrices = PlaneMatrices(format, shape.ff, shape.width, addresses, at, grid)
-        grouped_matmul(matrices, sorted_rows, slots, codes, scales, hidden, column, unpacked)
+    for column, part in zip((0, shape.ff), gate_up, strict=False):
+        grouped_matmul(part, sorted_rows, slots, codes, scales, hidden, column, unpacked)
     hidden_codes = torch.empty(entries, shape.ff, dtype=torch.int8, device=device)
     hidden_scales = torch.empty(entries, -(-shape.ff // ACTIVATION_BLOCK), dtype=torch.float32, device=device)
     quantize_hidden(shape, ids, host_entry, hidden[:, None], hidden_codes, hidden_scales, factors)
     y = memory[: entries * shape.width].view(entries, shape.width)
-    matrices = PlaneMatrices(shape.down, shape.width, shape.ff, addresses, shape.down_at, grids[2])
-    grouped_matmul(matrices, sorted_rows, 1, hidden_codes, hidden_scales, y, 0, unpacked)
+    grouped_matmul(down, sorted_rows, 1, hidden_codes, hidden_scales, y, 0, unpacked)
     return y

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import torch
 import triton
@@ -17,6 +17,7 @@ from strata.ops.triton.dependent_launch import (
 )
 from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.planes import TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.sorted_rows import rows_in_order
@@ -57,7 +58,7 @@ def codebook(format: str, device: torch.device) -> torch.Tensor:
     return words.view(torch.int32).reshape(-1).to(device)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PlaneMatrix:
     """A quantised matrix `[num_out, num_in]` on a card.
 
@@ -73,8 +74,14 @@ class PlaneMatrix:
     planes: torch.Tensor
     grid: torch.Tensor
 
+    @cached_property
+    def alone(self) -> PlaneMatrices:
+        """As the only one of its kind."""
+        address = torch.full((1,), self.planes.data_ptr(), dtype=torch.int64, device=self.planes.device)
+        return PlaneMatrices(self.format, self.num_out, self.num_in, address, 0, self.grid)
 
-@triton.jit
+
+@kernel
 def _matmul_kernel(
     planes, grid, codes, scales, out, num_rows, num_out,
     FORMAT: tl.constexpr, K: tl.constexpr, R: tl.constexpr,
@@ -99,7 +106,7 @@ def _terms_of(matrix, codes, scales, row, tile, part, FORMAT: tl.constexpr, K: t
         store_terms(terms, at, padded, address, grid, codes, scales, row + tl.arange(0, 1), part, FORMAT, K)
 
 
-@triton.jit
+@kernel
 def _terms_kernel(
     planes, grid, terms, padded, more_planes, more_grid, more_terms, more_padded, codes, scales, tiles,
     FORMAT: tl.constexpr, MORE: tl.constexpr, K: tl.constexpr,
@@ -125,7 +132,7 @@ def _sum_of(terms, out, padded, num_out, row, n, TERMS: tl.constexpr):
     tl.store(out + row * num_out + n, y, mask=n < num_out)
 
 
-@triton.jit
+@kernel
 def _sum_kernel(
     terms, out, padded, num_out, more_terms, more_out, more_padded, more_num_out, blocks,
     TERMS: tl.constexpr, MORE_TERMS: tl.constexpr, BLOCK: tl.constexpr,
@@ -151,7 +158,7 @@ def multiply_shared_tiles(
     """
     num_rows, first, more = codes.shape[0], matrices[0], matrices[-1]
     terms = product_terms(matrices, codes, scales)
-    blocks = [triton.cdiv(m.num_out, SUMS) for m in matrices]
+    blocks = [cdiv(m.num_out, SUMS) for m in matrices]
     _sum_kernel[(sum(blocks), num_rows)](
         terms[0], outs[0], terms[0].shape[2], first.num_out, terms[-1], outs[-1], terms[-1].shape[2],
         more.num_out, blocks[0], TERMS=terms[0].shape[1],
@@ -168,7 +175,7 @@ def product_terms(
         matrices: one, or two of different formats.
     """
     num_rows, num_in, first, more = codes.shape[0], matrices[0].num_in, matrices[0], matrices[-1]
-    tiles = [triton.cdiv(m.num_out, TILE_ROWS) for m in matrices]
+    tiles = [cdiv(m.num_out, TILE_ROWS) for m in matrices]
     counts = [num_terms(m.format, num_in) for m in matrices]
     padded = [n * TILE_ROWS for n in tiles]
     terms = [
@@ -190,7 +197,7 @@ def multiply_own_tiles(
     """The product with a warp to a tile."""
     num_rows = codes.shape[0]
     some = min(2, num_rows)
-    _matmul_kernel[(triton.cdiv(num_rows, some), triton.cdiv(matrix.num_out, TILE_ROWS))](
+    _matmul_kernel[(cdiv(num_rows, some), cdiv(matrix.num_out, TILE_ROWS))](
         matrix.planes, matrix.grid, codes.view(torch.int32), scales, out, num_rows, matrix.num_out,
         FORMAT=matrix.format, K=matrix.num_in, R=some, **one_warp(),
     )  # fmt: skip
@@ -198,7 +205,7 @@ def multiply_own_tiles(
 
 def _shares_tiles(matrix: PlaneMatrix, num_rows: int) -> bool:
     """Whether several warps are to share each of its tiles."""
-    warps = num_rows * triton.cdiv(matrix.num_out, TILE_ROWS)
+    warps = num_rows * cdiv(matrix.num_out, TILE_ROWS)
     return warps < _ENOUGH_WARPS and num_parts(matrix.format, matrix.num_in) > 2
 
 
@@ -244,10 +251,10 @@ def quantized_matmul(
     if out is None:
         out = torch.empty(num_rows, matrix.num_out, dtype=torch.float32, device=device)
     if num_rows > FEW_ROWS and has_integer_dot():
-        address = torch.full((1,), matrix.planes.data_ptr(), dtype=torch.int64, device=device)
-        one = PlaneMatrices(matrix.format, matrix.num_out, matrix.num_in, address, 0, matrix.grid)
         rows = rows_in_order(num_rows, device) if workspace is None else workspace.in_order(num_rows)
-        grouped_matmul(one, rows, 1, codes, scales, out, 0, None if workspace is None else workspace.unpacked)
+        grouped_matmul(
+            matrix.alone, rows, 1, codes, scales, out, 0, None if workspace is None else workspace.unpacked
+        )
         return out
     if _shares_tiles(matrix, num_rows):
         multiply_shared_tiles([matrix], codes, scales, [out])

@@ -6,6 +6,7 @@ byte. Sub-minima are a byte for each weight, too: they are multiplied with the s
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 import triton
@@ -13,6 +14,7 @@ import triton.language as tl
 
 from strata.formats.quants.planes import QUANT_PLANES
 from strata.ops.triton.decode import ONES, float_scales
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.planes import TILE_ROWS, fact, tile_bytes
 from strata.ops.triton.step import step_words, sub_scales
 
@@ -65,6 +67,7 @@ def begin_of(format: str, num_out: int, num_in: int, part: str) -> int:
     return sum(-(-sizes[name] // _ALIGNMENT) * _ALIGNMENT for name in before)
 
 
+@cache
 def unpacked_bytes(format: str, num_out: int, num_in: int) -> int:
     """Memory for one matrix."""
     return begin_of(format, num_out, num_in, "end")
@@ -117,7 +120,7 @@ def _unpack_scales(tile, step, row, out, exists, FORMAT: tl.constexpr, N: tl.con
                 tl.store(at + begin_of(FORMAT, N, K, "minimum") // 4, scale, mask=exists)
 
 
-@triton.jit
+@kernel
 def _unpack_kernel(
     addresses, at, grid, matrices, out, FORMAT: tl.constexpr, N: tl.constexpr, K: tl.constexpr,
     STEPS: tl.constexpr,
@@ -152,8 +155,8 @@ def unpack(matrices: PlaneMatrices, which: torch.Tensor, out: torch.Tensor) -> N
         out: int8, `unpacked_bytes` for each of them.
     """
     m = matrices
-    steps = triton.cdiv(m.num_in // 32, _STEPS)
-    _unpack_kernel[(steps, triton.cdiv(m.num_out, TILE_ROWS), which.numel())](
+    steps = cdiv(m.num_in // 32, _STEPS)
+    _unpack_kernel[(steps, cdiv(m.num_out, TILE_ROWS), which.numel())](
         m.addresses, m.at, m.grid, which, out, FORMAT=m.format, N=m.num_out, K=m.num_in, STEPS=_STEPS,
         num_warps=1, enable_fp_fusion=False,
     )  # fmt: skip

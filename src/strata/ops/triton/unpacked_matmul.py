@@ -8,6 +8,8 @@ All that a block of columns needs is loaded in the loop over blocks, so that Tri
 shared memory while earlier blocks are multiplied. Bytes that a loop carries in registers are unpacked there.
 """
 
+from functools import cache
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,7 @@ import triton.language as tl
 from strata.formats.quants.planes import QUANT_PLANES
 from strata.ops.triton.arithmetic import has_matrix_units
 from strata.ops.triton.capability import loads_to_shared_memory, multiplies_by_warp_groups, warps
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.planes import ACTIVATION_BLOCK, fact
 from strata.ops.triton.sorted_rows import Blocks, SortedRows, rows_of_block
 from strata.ops.triton.unpack import PlaneMatrices, begin_of, padded_outputs, unpack, unpacked_bytes
@@ -127,7 +130,7 @@ def _products(
     return total
 
 
-@triton.jit(do_not_specialize=["first", "count"])
+@kernel(do_not_specialize=["first", "count"])
 def _unpacked_kernel(
     unpacked, first, count, codes, scales, order, bounds, matrix, begin, number, starts, y, y_width, y_column,
     slots,
@@ -153,6 +156,7 @@ def _unpacked_kernel(
         tl.store(y + where, total, mask=exists[:, None] & (n < N)[None, :])
 
 
+@cache
 def _alike(format: str) -> str:
     """The first format whose scales are where this one's are: their unpacked matrices share a kernel."""
 
@@ -175,6 +179,13 @@ def _shape(format: str) -> tuple[int, int, int, int]:
     return 64 if has_matrix_units() or f.sub == "none" else 32, 256, 32, 2
 
 
+def at_once(matrices: PlaneMatrices, room: torch.Tensor) -> int:
+    """How many matrices there is room to unpack."""
+    most = room.numel() // unpacked_bytes(matrices.format, matrices.num_out, matrices.num_in)
+    # Lists of matrices then begin where Triton has compiled for: at 16 bytes.
+    return most - most % 4 if most > 4 else most
+
+
 def unpacked_matmul(
     matrices: PlaneMatrices,
     rows: SortedRows,
@@ -191,16 +202,13 @@ def unpacked_matmul(
     Args:
         room: int8, for at least one matrix; as many as it has room for are unpacked and multiplied at a time.
     """
-    m, number = matrices, rows.matrices.numel()
+    m, number, most = matrices, rows.matrices.numel(), at_once(matrices, room)
     outputs, threads, piece, stages = _shape(m.format)
-    most = room.numel() // unpacked_bytes(m.format, m.num_out, m.num_in)
-    if most > 4:
-        most -= most % 4  # lists of matrices then begin where Triton has compiled for: at 16 bytes
     for first in range(0, number, most):
         count = min(most, number - first)
         unpack(m, rows.matrices[first : first + count], room)
         most_blocks = rows.order.numel() // blocks.rows + count
-        _unpacked_kernel[(most_blocks, triton.cdiv(m.num_out, outputs))](
+        _unpacked_kernel[(most_blocks, cdiv(m.num_out, outputs))](
             room, first, count, codes, scales, rows.order, rows.bounds, blocks.matrix, blocks.begin,
             rows.number, rows.starts, out, out.shape[1], column, slots,
             FORMAT=_alike(m.format), N=m.num_out, K=m.num_in, ROWS=blocks.rows, OUTPUTS=outputs,

@@ -24,7 +24,7 @@ from strata.ops.triton.quantized_matmul import (
     quantized_matmul,
     quantized_matmuls,
 )
-from strata.ops.triton.sorted_rows import FEW_BLOCK, MANY, MANY_BLOCK, SOME, sort_rows
+from strata.ops.triton.sorted_rows import FEW_BLOCK, MANY, MANY_BLOCK, sort_rows
 from strata.ops.triton.unpack import PlaneMatrices, unpacked_bytes
 
 _Case = tuple[str, torch.Tensor, torch.Tensor]
@@ -112,7 +112,7 @@ def _compare_grouped(
             want[ids == i, column:] = reference.quantized_matmul(matrix, x[ids == i])
         got = torch.zeros(want.shape, device=device)
         quantized = quantize_activations(torch.from_numpy(x).to(device))
-        rows = sort_rows(torch.from_numpy(ids).to(device), 2)
+        rows = sort_rows(torch.from_numpy(ids).to(device), 2, 2)
         unpacked = torch.empty(size if has_room else 0, dtype=torch.int8, device=device)
         grouped_matmul(matrices, rows, 1, *quantized, got, column, unpacked)
         yield f"{num_rows} rows{', unpacked' if has_room else ''}", got, torch.from_numpy(want)
@@ -125,10 +125,9 @@ def _grouped_check(format: str) -> Check:
 def _compare_sort(device: torch.device) -> Iterator[_Case]:
     """Matrices with no rows, few and many, and rows without a matrix."""
     counts = (MANY - 1, 0, MANY, 1, 2 * MANY_BLOCK, 2 * MANY_BLOCK + 1, FEW_BLOCK, 0)
-    assert sum(counts) >= SOME * len(counts)
     ids = torch.tensor([matrix for matrix, count in enumerate((7, *counts), -1) for _ in range(count)])
     ids = ids[torch.randperm(len(ids), generator=torch.Generator().manual_seed(0))]
-    rows = sort_rows(ids.to(device), len(counts))
+    rows = sort_rows(ids.to(device), len(counts), len(counts))
     for name, blocks, chosen in (
         ("few", rows.few, [i for i, count in enumerate(counts) if count < MANY]),
         ("many", rows.many, [i for i, count in enumerate(counts) if count >= MANY]),
@@ -139,7 +138,7 @@ def _compare_sort(device: torch.device) -> Iterator[_Case]:
             for entries in (ids == matrix).nonzero().flatten().split(blocks.rows)
             if len(entries)
         ]
-        count = blocks.count.item()
+        count = blocks.count[0].item()
         yield name, blocks.matrix[:count], torch.tensor([matrix for matrix, _ in want], dtype=torch.int32)
         for i, (matrix, entries) in enumerate(want[:count]):
             begin = blocks.begin[i]
@@ -148,15 +147,26 @@ def _compare_sort(device: torch.device) -> Iterator[_Case]:
     behind = torch.full((rows.matrices.numel() - number,), -1)
     yield "matrices", rows.matrices, torch.cat([torch.tensor(chosen), behind]).int()
     starts = [0, *itertools.accumulate(-(-counts[matrix] // MANY_BLOCK) for matrix in chosen)]
-    behind = torch.full((rows.starts.numel() - len(starts),), starts[-1])
-    yield "starts", rows.starts, torch.cat([torch.tensor(starts), behind]).int()
+    behind = torch.full((rows.matrices.numel() + 1 - len(starts),), starts[-1])
+    yield "starts", rows.starts[: rows.matrices.numel() + 1], torch.cat([torch.tensor(starts), behind]).int()
     places = torch.tensor([chosen.index(matrix) for matrix in blocks.matrix[:count].tolist()])
     yield "places", rows.number[:count], places.int()
-    ids = torch.full((MANY,), 3)
-    few = sort_rows(ids.to(device), 8).few  # of one matrix, but less than some for each
-    count = few.count.item()
-    yield "one of eight", few.matrix[:count], torch.full((-(-MANY // FEW_BLOCK),), 3, dtype=torch.int32)
-    yield "its blocks", few.begin[:count], torch.arange(0, MANY, FEW_BLOCK, dtype=torch.int32)
+    ids = torch.tensor([matrix for matrix in range(9) for _ in range(MANY + (matrix % 3) * FEW_BLOCK)])
+    some = sort_rows(ids.to(device), 40, 4)  # few rows on average
+    longest = torch.tensor([2, 5, 8, -1], dtype=torch.int32)
+    yield "those there is room for", some.matrices, longest
+    count = some.few.count[0].item()
+    want = [matrix for matrix in range(9) if matrix % 3 != 2 for _ in range(3 + (matrix % 3))]
+    yield "the others", some.few.matrix[:count], torch.tensor(want, dtype=torch.int32)
+    ids, elsewhere = (
+        torch.from_numpy(np.random.default_rng(most).integers(-1, most, (321, 5))) for most in (7, 1)
+    )
+    rows = sort_rows(ids.to(device), 7, 7, elsewhere.int().to(device))  # several blocks of entries
+    ids = torch.where(elsewhere < 0, ids, -1).flatten()
+    entries = torch.cat([(ids == matrix).nonzero().flatten() for matrix in range(7)]).int()
+    yield "entries elsewhere", rows.order[: len(entries)], entries
+    bounds = [0, *itertools.accumulate((ids == matrix).sum().item() for matrix in range(7))]
+    yield "their bounds", rows.bounds[:8], torch.tensor(bounds, dtype=torch.int32)
 
 
 def _matmul_check(format: str) -> Check:
