@@ -10,6 +10,7 @@ import triton.language as tl
 
 from strata.ops.triton.activation import swiglu
 from strata.ops.triton.expert_records import ExpertShape
+from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.planes import TILE_ROWS, fact, plane_offset, tile_bytes
 
 _ROWS = tl.constexpr(TILE_ROWS)
@@ -35,12 +36,13 @@ def _weights(tile, at, there, FORMAT: tl.constexpr):
         return tl.where(byte >= 128, -size, size)
 
 
-@triton.jit
+@kernel
 def _float_kernel(
     addresses, begin, x, ids, host_entry, y, y_width, y_column, num_out, slots,
     FORMAT: tl.constexpr, K: tl.constexpr,
 ):  # fmt: skip
-    entry, tile_index = tl.program_id(1), tl.program_id(0).to(tl.int64)
+    tiles = tl.cdiv(num_out, _ROWS)  # an axis for each would end at 65,535 entries
+    entry, tile_index = tl.program_id(0) // tiles, (tl.program_id(0) % tiles).to(tl.int64)
     who = tl.load(ids + entry).to(tl.int64)
     if (who >= 0) & (tl.load(host_entry + entry) < 0):
         address = tl.load(addresses + who) + begin + tile_index * tile_bytes(FORMAT, K)
@@ -69,10 +71,11 @@ def _float_kernel(
         tl.store(y + entry.to(tl.int64) * y_width + y_column + n, total, mask=n < num_out)
 
 
-@triton.jit
+@kernel
 def _swiglu_kernel(hidden, out, ff, BLOCK: tl.constexpr):
-    entry = tl.program_id(1).to(tl.int64)
-    n = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    blocks = tl.cdiv(ff, BLOCK)
+    entry = (tl.program_id(0) // blocks).to(tl.int64)
+    n = tl.program_id(0) % blocks * BLOCK + tl.arange(0, BLOCK)
     gate = tl.load(hidden + entry * 2 * ff + n, mask=n < ff, other=0.0)
     up = tl.load(hidden + entry * 2 * ff + ff + n, mask=n < ff, other=0.0)
     tl.store(out + entry * ff + n, swiglu(gate, up), mask=n < ff)
@@ -103,14 +106,14 @@ def compute_float_experts(
     y = memory[: entries * shape.width].view(entries, shape.width)  # when `hidden` is not needed any more
 
     def multiply(format, num_out, num_in, begin, rows, out, column, slots):
-        _float_kernel[(triton.cdiv(num_out, TILE_ROWS), entries)](
+        _float_kernel[(cdiv(num_out, TILE_ROWS) * entries,)](
             addresses, begin, rows, ids, host_entry, out, out.shape[1], column, num_out, slots,
             FORMAT=format, K=num_in, num_warps=1, enable_fp_fusion=False,
         )  # fmt: skip
 
     multiply(shape.gate, ff, shape.width, 0, x, hidden, 0, slots)
     multiply(shape.up, ff, shape.width, shape.up_at, x, hidden, ff, slots)
-    _swiglu_kernel[(triton.cdiv(ff, 128), entries)](
+    _swiglu_kernel[(cdiv(ff, 128) * entries,)](
         hidden, activations, ff, BLOCK=128, num_warps=1, enable_fp_fusion=False
     )
     multiply(shape.down, shape.width, ff, shape.down_at, activations, y, 0, 1)
