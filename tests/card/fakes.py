@@ -3,6 +3,7 @@
 import ctypes
 from collections import deque
 from collections.abc import Callable, Sequence
+from itertools import count
 from random import Random
 
 import numpy as np
@@ -10,14 +11,21 @@ import torch
 
 
 class FakeTicket:
+    """One microsecond after the one that was made before."""
+
+    _times = count()
+
     def __init__(self) -> None:
-        self.landed = False
+        self.landed, self._time = False, next(self._times)
 
     def done(self) -> bool:
         return self.landed
 
     def gate(self) -> None:
         pass
+
+    def seconds_since(self, earlier: "FakeTicket") -> float:
+        return (self._time - earlier._time) * 1e-6
 
 
 class FakeCard:

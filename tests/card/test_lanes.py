@@ -55,7 +55,7 @@ def new_lanes(lanes: int, recurrent: bool) -> Iterator[tuple[list[CardLane], Car
         patch.setattr(session, "PREFILL_CHUNK", 8)
         cache = SimpleNamespace(refresh=lambda: None, launched=lambda: None)
         model = TokenModel(lanes, CONTEXT, recurrent)
-        runner = CardRunner(model, cache, PromptReader(model, cache, 0, 8), 1e9)
+        runner = CardRunner(model, cache, PromptReader(model, cache, 0, 8, 1e9), 1e9)
         yield list(card_lanes(runner, checkpoint_bytes=64, chunk=16)), runner
 
 

@@ -94,7 +94,7 @@ def compute(share: float | None, held: float, host: bool) -> tuple[torch.Tensor,
     pool = HostExperts(weights.card, layers, width, WINDOW_ROWS, used, 2) if host else None
     on_card = CardModel(model, weights, cache, 1, 64, host=pool)
     processor = Processor(Costs(0.0, 1.0, 0.1, 1.0, 0.5), 1.0, share) if host else None
-    divided = PromptReader(on_card, cache, 0, 64, processor)._share(None)
+    divided = PromptReader(on_card, cache, 0, 64, 1e9, processor)._share(None)
     lane, accepted = torch.zeros(18, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
     rows = on_card.rows(lane, torch.arange(18, dtype=torch.int32), accepted, True, share=divided)
     x = torch.randn(18, width, generator=torch.Generator().manual_seed(0))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from itertools import pairwise
+from math import inf
 from random import Random
 from types import SimpleNamespace
 
@@ -15,6 +16,7 @@ pytest.importorskip("triton")
 
 from strata.card import runner as runner_module
 from strata.card.cache import ExpertCache
+from strata.card.pace import Pace
 from strata.card.prompts import IN_PLACE_ROWS, PromptReader, _run_bounds
 from strata.card.runner import CardRunner
 from strata.card.store import ExpertStore
@@ -99,11 +101,14 @@ def read_prompt(reader: PromptReader, rows: int, first: int = 0, keep: int | Non
     budget=st.integers(0, TOTAL),
     ring=st.integers(0, 2 * EXPERTS * 768 + 600),
     rows=st.sampled_from([20, IN_PLACE_ROWS, IN_PLACE_ROWS + 1, PART_ROWS + 5]),
+    link=st.sampled_from([1e7, 1e9, 1e12]),
 )
-def test_every_layer_finds_its_experts(seed: int, eagerness: float, budget: int, ring: int, rows: int):
+def test_every_layer_finds_its_experts(
+    seed: int, eagerness: float, budget: int, ring: int, rows: int, link: float
+):
     card = StreamCard(Random(seed), eagerness)
     cache = new_cache(card, budget)
-    reader = PromptReader(BytesModel(cache), cache, ring, PART_ROWS)
+    reader = PromptReader(BytesModel(cache), cache, ring, PART_ROWS, link)
     assert reader.ring_bytes <= ring
     for _ in range(2):
         read_prompt(reader, rows)
@@ -115,7 +120,7 @@ def test_pending_rows_stand_once_and_a_state_is_kept_where_it_is_asked_for():
     cache = new_cache(card, TOTAL // 2)
     model = BytesModel(cache)
     rows, first, keep = PART_ROWS + 900, 300, 1024
-    _, saved = read_prompt(PromptReader(model, cache, 4096, PART_ROWS), rows, first, keep)
+    _, saved = read_prompt(PromptReader(model, cache, 4096, PART_ROWS, 1e9), rows, first, keep)
     cuts = [300, 1024, 300 + PART_ROWS, 300 + rows]
     for layer in range(len(BLOCKS)):
         of_layer = [call[1:] for call in model.calls if call[0] == layer]
@@ -130,9 +135,46 @@ def test_a_state_may_be_kept_at_the_chunks_end(keep: int | None, parts: int):
     card = StreamCard(Random(0), 0.5)
     cache = new_cache(card, 0)
     model = BytesModel(cache)
-    _, saved = read_prompt(PromptReader(model, cache, 0, PART_ROWS), 900, 0, keep)
+    _, saved = read_prompt(PromptReader(model, cache, 0, PART_ROWS, 1e9), 900, 0, keep)
     assert len(model.calls) == parts * len(BLOCKS)
     assert saved is None if keep is None else len(saved) == len(BLOCKS)
+
+
+def test_what_the_link_has_time_for_is_copied_ahead_and_the_most_used_first():
+    card = StreamCard(Random(0), 1.0)
+    cache = new_cache(card, 0)
+    cache.policy.frequency[:] = np.arange(len(cache.policy.frequency)) % EXPERTS
+    copied, copy = [], card.copy
+    card.copy = lambda pairs, after: copied.append([len(to) for to, _ in pairs]) or copy(pairs, after)
+    reader = PromptReader(BytesModel(cache), cache, 2 * EXPERTS * 768, PART_ROWS, 1e9)
+    read_prompt(reader, 600)  # nothing is known: all that the ring has room for
+    assert sum(copied[0]) == EXPERTS * cache.store.record_bytes[0]
+    card.wait()
+    room = reader._pace.room(600)
+    copied.clear()
+    read_prompt(reader, 600)
+    for layer, (run, size) in enumerate(zip(copied, cache.store.record_bytes, strict=True)):
+        number = min(EXPERTS, (room if layer else room / 2) // size)
+        assert number > 1
+        assert run == [number * size]  # the last ones, in a row
+
+
+def test_pace_leaves_out_what_was_waited_for():
+    def at(seconds: float, done: bool = True):
+        return SimpleNamespace(
+            time=seconds, done=lambda: done, seconds_since=lambda earlier: seconds - earlier.time
+        )
+
+    pace = Pace(link=1e9)
+    assert pace.room(512) == inf
+    pace.read(1000, 4, at(1.0), at(2.0, done=False), [])
+    assert pace.room(1000) == inf
+    pace.read(1000, 4, at(1.0), at(2.0), [(at(1.1), at(1.3)), (at(1.5), at(1.5))])
+    assert pace.room(1000) == pytest.approx(0.2e9)  # 0.8 s for four layers
+    assert pace.room(500) == pytest.approx(0.1e9)  # of the nearest that is known
+    pace.read(500, 4, at(0), at(0.6), [])
+    assert pace.room(500) == pytest.approx(0.15e9)
+    assert pace.room(1000) == pytest.approx(0.2e9)
 
 
 def test_runs_of_numbers():
@@ -166,7 +208,7 @@ def new_runner(card: StreamCard, cache: ExpertCache, patch: pytest.MonkeyPatch, 
     patch.setattr(runner_module, "Window", LookingWindow)
     patch.setattr(runner_module, "CardSampler", lambda *_: sampler)
     model = BytesModel(cache)
-    return CardRunner(model, cache, PromptReader(model, cache, 3000, PART_ROWS), 1e9, **options)
+    return CardRunner(model, cache, PromptReader(model, cache, 3000, PART_ROWS, 1e9), 1e9, **options)
 
 
 def ask_prompt(runner: CardRunner, rows: int) -> None:

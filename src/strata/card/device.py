@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Protocol, Self
 
 import numpy as np
 import torch
@@ -39,13 +39,16 @@ def out_of_memory() -> CardError:
 
 
 class Ticket(Protocol):
-    """Copies under way."""
+    """Copies under way, or a point in a stream."""
 
     def done(self) -> bool:
         """Whether all of them have landed."""
 
     def gate(self) -> None:
         """Let what the current stream is given from now on wait for them."""
+
+    def seconds_since(self, earlier: Self) -> float:
+        """From another, when both are done."""
 
 
 class Card:
@@ -103,11 +106,11 @@ class Card:
                 after.gate()
             if pairs:
                 torch._foreach_copy_(*map(list, zip(*pairs, strict=True)), non_blocking=True)
-            return _Recorded(self._copies.record_event())
+            return _Recorded(self._copies)
 
     def mark(self) -> Ticket:
         """What is done when all that the current stream has been given is done."""
-        return _Recorded(torch.cuda.current_stream(self.device).record_event())
+        return _Recorded(torch.cuda.current_stream(self.device))
 
     def synchronize(self) -> None:
         """Wait until the card has nothing to do."""
@@ -115,11 +118,15 @@ class Card:
 
 
 class _Recorded:
-    def __init__(self, event: torch.cuda.Event):
-        self._event = event
+    def __init__(self, stream: torch.cuda.Stream):
+        self._event = torch.cuda.Event(enable_timing=True)
+        self._event.record(stream)
 
     def done(self) -> bool:
         return self._event.query()
 
     def gate(self) -> None:
         torch.cuda.current_stream().wait_event(self._event)
+
+    def seconds_since(self, earlier: "_Recorded") -> float:
+        return earlier._event.elapsed_time(self._event) / 1000

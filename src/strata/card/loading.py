@@ -160,7 +160,7 @@ def load_on_card(
     ring = sum(part.bytes for part in made.parts if part.purpose == "ring of streamed experts")
     processor = None if host is None else _processor(hardware, model_description, cpu_share)
     link = described.link_bandwidth or 1e10
-    reader = PromptReader(on_card, cache, ring, made.prefill_part, processor)
+    reader = PromptReader(on_card, cache, ring, made.prefill_part, link, processor)
     runner = CardRunner(on_card, cache, reader, link, learn)
     activations = _warm(runner, model_description, made)
     say("filling the card with experts")

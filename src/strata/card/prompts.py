@@ -2,7 +2,8 @@
 
 So the layer's experts are needed for a short time only. Those that the card does not hold are copied beside
 the computation of the layers before, into one half of a ring; the other half has the layer's that computes.
-What a half has no room for is read in host memory, where it is, or computed by the processor.
+What a half has no room for, or the link no time, is read in host memory, where it is, or computed by the
+processor: then only what is used.
 """
 
 from dataclasses import dataclass
@@ -16,13 +17,15 @@ from strata.card.decoder import Residual
 from strata.card.device import Ticket
 from strata.card.hyper_decoder import Streams
 from strata.card.model import CardModel
+from strata.card.pace import Pace
 from strata.card.prompt_share import PromptShare
 from strata.card.rows import Rows
 from strata.experts.split import Costs
 from strata.prompt_memory import unpacked_bytes
 
-# Up to so many rows use too few experts for it to pay that all of a layer's are copied.
+# Up to so many rows use too few experts for it to pay that any are copied ahead. By trying on an H200.
 IN_PLACE_ROWS = 512
+_FIRST = 0.5  # of a layer's time is over before its experts are wanted
 
 Saved = list[list[torch.Tensor]]  # of each layer, what `CardModel.state_of` gave, in host memory
 
@@ -60,6 +63,7 @@ class PromptReader:
         cache: what the card holds, which must not change while a chunk is read.
         ring_bytes: memory for experts on their way.
         part_rows: of a chunk that pass a layer at once; bounds what lies between its kernels.
+        link: bytes per second that copies to the card get.
         processor: what the processor's share of missed experts is to be; None: it has none.
     """
 
@@ -69,10 +73,11 @@ class PromptReader:
         cache: ExpertCache,
         ring_bytes: int,
         part_rows: int,
+        link: float,
         processor: Processor | None = None,
     ):
         self._model, self._cache, self._card = model, cache, model.weights.card
-        self._part_rows = part_rows
+        self._part_rows, self._pace = part_rows, Pace(link)
         model.memory.workspace.make_room(unpacked_bytes(part_rows))
         self._half = ring_bytes // 2 // 256 * 256
         self._ring = self._card.empty(2 * self._half)
@@ -108,12 +113,15 @@ class PromptReader:
             Logits float32 `[1, vocab]` of the last token, and the state at `keep`.
         """
         num_rows = embedding.shape[0]
-        streamed = _Streamed(self._cache, self._ring, self._half) if num_rows > IN_PLACE_ROWS else None
+        streamed = None
+        if num_rows > IN_PLACE_ROWS:
+            streamed = _Streamed(self._cache, self._ring, self._half, self._pace.room(num_rows))
         share = self._share(streamed)
         parts = self._parts(lane, first, embedding, ngrams, accepted, streamed, share, keep)
+        begin = self._card.mark()
         if streamed is not None:
             # Not before the parts' inputs are on the card: these would wait behind the experts on the link.
-            streamed.begin_first(self._card.mark())
+            streamed.begin_first(begin)
         saved: Saved = []
         for layer in range(self._model.num_layers):
             key = self._model.experts_of(layer)
@@ -123,6 +131,8 @@ class PromptReader:
                     saved.append([tensor.clone() for tensor in self._model.state_of(layer, lane)])
             if streamed is not None and key is not None:
                 streamed.begin(key + 2, self._card.mark())
+        if streamed is not None:
+            self._pace.read(num_rows, self._model.num_layers, begin, self._card.mark(), streamed.waits)
         logits = self._model.logits(parts[-1].streams.last())
         if keep is None:
             return logits, None
@@ -169,11 +179,19 @@ class PromptReader:
 
 
 class _Streamed:
-    """The experts of a chunk that are not in the cache, by layers in turns in two halves of a ring."""
+    """The experts of a chunk that are not in the cache, by layers in turns in two halves of a ring.
 
-    def __init__(self, cache: ExpertCache, ring: torch.Tensor, half: int):
+    Args:
+        room: bytes for which there is time while a layer computes; the most used experts are copied.
+
+    Attributes:
+        waits: between which points in time copies were waited for.
+    """
+
+    def __init__(self, cache: ExpertCache, ring: torch.Tensor, half: int, room: float):
         self._store, self._card, self._ring, self._half = cache.store, cache.card, ring, half
         self._here: dict[int, Ticket] = {}
+        self.waits: list[tuple[Ticket, Ticket]] = []
         table = cache.table.current().copy()
         held = cache.residency.held.reshape(table.shape)
         wanted = cache.policy.frequency.reshape(table.shape)
@@ -181,7 +199,8 @@ class _Streamed:
         for key, size in enumerate(cache.store.record_bytes):
             missing = np.flatnonzero(~held[key])
             often = missing[np.argsort(-wanted[key][missing], kind="stable")]
-            coming = np.sort(often[: half // size])
+            most = min(half, _FIRST * room if key == 0 else room) // size
+            coming = np.sort(often[: int(most)])
             table[key, coming] = ring.data_ptr() + key % 2 * half + np.arange(len(coming)) * size
             self._coming.append(coming)
         self.table = table
@@ -214,7 +233,9 @@ class _Streamed:
     def gate(self, key: int) -> None:
         """What is queued from now on finds the experts of a layer in the ring."""
         if (ticket := self._here.pop(key, None)) is not None:  # else a part before has waited
+            before = self._card.mark()
             ticket.gate()
+            self.waits.append((before, self._card.mark()))
 
 
 def _run_bounds(numbers: np.ndarray) -> np.ndarray:

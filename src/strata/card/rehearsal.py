@@ -62,6 +62,9 @@ class _Now:
     def gate(self) -> None:
         pass
 
+    def seconds_since(self, earlier: "_Now") -> float:
+        return 0.0
+
 
 class NoCard:
     """What `card.device.Card` does, without a card."""
@@ -172,7 +175,7 @@ class Rehearsal:
         )
         self._sampler = CardSampler(stage.lanes, config.vocab_size, card.device)
         processor = None if host is None else Processor(Costs(0, 0, 0, 0, 0), 1.0)
-        self._reader = PromptReader(self.model, cache, 0, stage.part_rows, processor)
+        self._reader = PromptReader(self.model, cache, 0, stage.part_rows, 1.0, processor)
 
     def without_repeats(self) -> "Rehearsal":
         """Leave out blocks whose tensors are like another's: they launch the same; returns itself."""
