@@ -156,17 +156,19 @@ class ExpertCache:
             self._copy(self.policy.moves(self.residency, at_most))
 
     def settle(self, counts: np.ndarray, at_most: int) -> None:
-        """Learn from a prompt's uses, `[layers * experts]`; make at most `at_most` exchanges, and wait.
+        """Learn from a prompt's uses, `[layers * experts]`, and begin at most `at_most` exchanges.
 
-        Nothing may be computing. Such uses are no hits or misses: a prompt uses nearly all experts.
+        They are as many at a time as there are free slots; the last ones are not waited for. Nothing may be
+        computing. Such uses are no hits or misses: a prompt uses nearly all experts.
         """
         self.policy.observe(counts)
         self.refresh()
         while at_most > 0 and (moves := self.policy.moves(self.residency, at_most)):
             self._copy(moves)
             at_most -= len(moves)
-            self.card.synchronize()
-            self.refresh()
+            if at_most > 0:
+                self.card.synchronize()
+                self.refresh()
 
     def _copy(self, moves: list[Move]) -> None:
         if moves:

@@ -8,8 +8,8 @@ import torch
 from strata.layers.linear import Embedding
 from strata.ops.triton.embedding import FLOATS, QUANTS, EmbeddingTable, codebook, embed
 
-_MANY = 256  # rows from which on threads fetch them side by side: each may wait for the disk
-_THREADS = 32
+_THREADS = 32  # fetch rows side by side, as each may wait for the disk,
+_EACH = 64  # so many a thread at least: to begin with one takes as long as many rows that are in memory
 
 
 class CardTable:
@@ -47,10 +47,10 @@ class CardTable:
             return self._layer(ids).view(tokens, -1).view(torch.uint8)
         found = np.empty((len(ids), self._raw.shape[1]), np.uint8)
         numbers = ids.numpy()
-        if len(numbers) < _MANY:
+        if (threads := min(len(numbers) // _EACH, _THREADS)) < 2:
             np.take(self._raw, numbers, axis=0, out=found, mode="clip")  # "raise" would copy once more
         else:
-            parts = zip(np.array_split(numbers, _THREADS), np.array_split(found, _THREADS), strict=True)
+            parts = zip(np.array_split(numbers, threads), np.array_split(found, threads), strict=True)
             list(self._threads.map(lambda p: np.take(self._raw, p[0], axis=0, out=p[1], mode="clip"), parts))
         return torch.from_numpy(found).view(tokens, self.row_bytes)
 
