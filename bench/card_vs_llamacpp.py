@@ -19,6 +19,7 @@ stay in DIR.
 """
 
 import argparse
+import gc
 import json
 import os
 import re
@@ -88,6 +89,8 @@ def strata(
     checkpoint: SyntheticCheckpoint, counts: list[int], prompts: list[int], tokens: int, routes: str
 ) -> tuple[str, str, dict[int, dict[str, float]]]:
     """Name of the card, the processor's kernels, and Strata's figures by layers that llama.cpp holds."""
+    gc.collect()
+    torch.cuda.empty_cache()  # what an earlier model has left
     rooms = {count: expert_bytes(checkpoint, count) for count in counts}
     most = rooms[counts[0]] / expert_bytes(checkpoint, checkpoint.geometry.layers)
     context = max(prompts) + 4096
