@@ -29,13 +29,19 @@ def _store(x, n, count, scale, maybe, BLOCK: tl.constexpr, TWICE: tl.constexpr =
     tl.store(x + at, (value * 2 if TWICE else value).to(x.dtype.element_ty), mask=at < n)
 
 
+@kernel
+def _store_first(x, pair, BLOCK: tl.constexpr):
+    tl.store(x + tl.arange(0, BLOCK), tl.load(pair[0]) + pair[1])
+
+
 def main(name: str) -> None:
     driver.set_active(FakeDriver(TARGETS[name]))
     launched: list[tuple] = []
     driver.active.launcher_cls = lambda source, metadata: lambda *arguments: launched.append(arguments)
     memory = torch.zeros(64)
     large = torch.empty(2**29 + 64)[:64]  # more than 2 GiB, which are never touched
-    tensors = (memory, memory[1:], memory[4:].half(), large)
+    limit = torch.empty(2**29)[:64]
+    tensors = (memory, memory[1:], memory[4:].half(), large, limit)
     numbers = (0, 1, 16, 17, -1, 2**31 - 1, 2**40, 2**40 + 1)
     found = set()
     for _ in range(2):
@@ -50,6 +56,9 @@ def main(name: str) -> None:
                 for one, other in zip(given[9:], wanted[9:], strict=True):
                     assert one is other or one == other, (one, other)
                 found.add(ours.hash)
+    for _ in range(3):
+        _store_first[(1,)](memory, (torch.zeros(64), 2), BLOCK=16, num_warps=1)
+    assert not _store_first._chosen  # it would keep the tensors
     print(len(found), len(_store._chosen))
 
 

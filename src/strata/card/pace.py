@@ -22,7 +22,7 @@ class _Chunk:
 
 
 class Pace:
-    """Seconds of chunks of different lengths, by the last one of each.
+    """Seconds of chunks of different lengths, by the last ones of each.
 
     Args:
         link: bytes per second that copies to the card get.
@@ -54,5 +54,7 @@ class Pace:
         waited = sum(after.seconds_since(before) for before, after in chunk.waits)
         seconds = chunk.end.seconds_since(chunk.begin) - waited
         if seconds > 0:
-            self._row_seconds[chunk.rows.bit_length()] = seconds / chunk.layers / chunk.rows
+            power, row_seconds = chunk.rows.bit_length(), seconds / chunk.layers / chunk.rows
+            # Reading in place counts as computing: with half of the last one, room does not swing.
+            self._row_seconds[power] = (self._row_seconds.get(power, row_seconds) + row_seconds) / 2
         self._last = None

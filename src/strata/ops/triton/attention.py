@@ -81,7 +81,7 @@ def _spans(position, PLAN: tl.constexpr):
     return low, count, left_out, length
 
 
-@kernel
+@triton.jit
 def _nothing(ROWS: tl.constexpr, DIM: tl.constexpr):
     """Maximum, sum and values of no keys."""
     top = tl.full([ROWS], float("-inf"), tl.float32)

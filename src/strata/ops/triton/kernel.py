@@ -42,7 +42,8 @@ def _target_of(active: Any, device: int) -> Any:
 class _Kernel(triton.JITFunction):
     """Remembers which kernel Triton chose for arguments of which kinds.
 
-    For launches that give the `tl.constexpr` parameters, the last ones, by name; others are Triton's.
+    For launches that give the `tl.constexpr` parameters, the last ones, by name, and no tuples; others are
+    Triton's.
     """
 
     def __init__(self, function: Callable[..., None], **options: Any):
@@ -53,8 +54,11 @@ class _Kernel(triton.JITFunction):
     def run(self, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> Any:
         if warmup or len(args) != self._num_varying:
             return super().run(*args, grid=grid, warmup=warmup, **kwargs)
+        looked_at = _look_at(args)
+        if looked_at is None:
+            return super().run(*args, grid=grid, warmup=False, **kwargs)
+        kinds, values = looked_at
         device = driver.active.get_current_device()
-        kinds, values = _look_at(args)
         key = (device, *kinds, *kwargs, *kwargs.values())
         chosen = self._chosen.get(key)
         if chosen is None:
@@ -72,8 +76,12 @@ class _Kernel(triton.JITFunction):
         return kernel
 
 
-def _look_at(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
-    """At least what Triton could specialise a kernel by; arguments, a card's tensors as addresses."""
+def _look_at(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]] | None:
+    """At least what Triton could specialise a kernel by; arguments, a card's tensors as addresses.
+
+    None where there are others than tensors, floats, None and integers of 32 bits: a key with their values
+    would be another at every launch, and keep alive what they hold.
+    """
     kinds: list[Any] = []
     values: list[Any] = []
     sizes_matter = current_target().backend == "hip"
@@ -82,7 +90,7 @@ def _look_at(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
             address = argument.data_ptr()
             kinds += argument.dtype, address & 15
             if sizes_matter:
-                kinds.append(argument.untyped_storage().nbytes() <= _BUFFER_BYTES)
+                kinds.append(argument.untyped_storage().nbytes() < _BUFFER_BYTES)
             values.append(address if argument.is_cuda else argument)
             continue
         values.append(argument)
@@ -91,7 +99,7 @@ def _look_at(args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
         elif argument is None or type(argument) is float:
             kinds.append(type(argument))
         else:
-            kinds += type(argument), argument
+            return None
     return kinds, values
 
 

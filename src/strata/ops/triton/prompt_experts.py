@@ -46,11 +46,12 @@ def compute_prompt_experts(
         format = getattr(shape, part)
         return PlaneMatrices(format, num_out, num_in, addresses, at[part], codebook(format, device))
 
+    gate_up = [matrices(part, shape.ff, shape.width) for part in ("gate", "up")]
     # Up's rows are behind gate's in the same planes, where both have one format.
-    if shape.gate == shape.up and shape.ff % TILE_ROWS == 0:
-        gate_up = [matrices("gate", 2 * shape.ff, shape.width)]
-    else:
-        gate_up = [matrices(part, shape.ff, shape.width) for part in ("gate", "up")]
+    both = matrices("gate", 2 * shape.ff, shape.width)
+    fits = unpacked is None or at_once(both, unpacked) or not at_once(gate_up[0], unpacked)
+    if shape.gate == shape.up and shape.ff % TILE_ROWS == 0 and fits:
+        gate_up = [both]
     down = matrices("down", shape.width, shape.ff)
     room = 0 if unpacked is None else min(at_once(each, unpacked) for each in (*gate_up, down))
     sorted_rows = sort_rows(ids, addresses.numel(), room, host_entry)

@@ -63,9 +63,9 @@ def sort_rows(
     """Sort entries by matrix; nothing is read back, memory is for the most blocks there can be.
 
     Args:
-        ids: integers of any shape, below `num_matrices`; entries with a negative one are left out.
+        ids: contiguous integers of any shape, below `num_matrices`; entries with a negative one are left out.
         at_once: matrices that there is room to unpack.
-        elsewhere: int32, as many; entries with one that is not negative are left out, too.
+        elsewhere: int32, as many, contiguous; entries with one that is not negative are left out, too.
     """
     entries, device = ids.numel(), ids.device
     blocks = cdiv(entries, _SORTED)
@@ -183,6 +183,7 @@ def _cut_kernel(
     for block in range(sorted_blocks):
         at = counts + block * num_matrices + e
         more = tl.load(at, mask=e < num_matrices, other=0)
+        tl.debug_barrier()  # few matrices are several threads' each, which all have read what is overwritten
         tl.store(at, rows, mask=e < num_matrices)
         rows += more
     begin = tl.cumsum(rows, 0) - rows
