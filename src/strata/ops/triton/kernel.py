@@ -52,11 +52,9 @@ class _Kernel(triton.JITFunction):
         self._num_varying = min(self.constexprs, default=len(self.arg_names))
 
     def run(self, *args: Any, grid: tuple[int, ...], warmup: bool, **kwargs: Any) -> Any:
-        if warmup or len(args) != self._num_varying:
-            return super().run(*args, grid=grid, warmup=warmup, **kwargs)
-        looked_at = _look_at(args)
+        looked_at = None if warmup or len(args) != self._num_varying else _look_at(args)
         if looked_at is None:
-            return super().run(*args, grid=grid, warmup=False, **kwargs)
+            return super().run(*args, grid=grid, warmup=warmup, **kwargs)
         kinds, values = looked_at
         device = driver.active.get_current_device()
         key = (device, *kinds, *kwargs, *kwargs.values())

@@ -40,19 +40,18 @@ def compute_prompt_experts(
     """
     rows, slots = ids.shape
     entries, device = rows * slots, codes.device
-    at = {"gate": 0, "up": shape.up_at, "down": shape.down_at}
 
-    def matrices(part: str, num_out: int, num_in: int) -> PlaneMatrices:
-        format = getattr(shape, part)
-        return PlaneMatrices(format, num_out, num_in, addresses, at[part], codebook(format, device))
+    def matrices(format: str, num_out: int, num_in: int, at: int) -> PlaneMatrices:
+        return PlaneMatrices(format, num_out, num_in, addresses, at, codebook(format, device))
 
-    gate_up = [matrices(part, shape.ff, shape.width) for part in ("gate", "up")]
-    # Up's rows are behind gate's in the same planes, where both have one format.
-    both = matrices("gate", 2 * shape.ff, shape.width)
-    fits = unpacked is None or at_once(both, unpacked) or not at_once(gate_up[0], unpacked)
-    if shape.gate == shape.up and shape.ff % TILE_ROWS == 0 and fits:
-        gate_up = [both]
-    down = matrices("down", shape.width, shape.ff)
+    gate = matrices(shape.gate, shape.ff, shape.width, 0)
+    gate_up = [gate, matrices(shape.up, shape.ff, shape.width, shape.up_at)]
+    if shape.gate == shape.up and shape.ff % TILE_ROWS == 0:
+        # Up's rows are behind gate's in the same planes: one matrix, if it is not too large to be unpacked.
+        both = matrices(shape.gate, 2 * shape.ff, shape.width, 0)
+        if unpacked is None or at_once(both, unpacked) or not at_once(gate, unpacked):
+            gate_up = [both]
+    down = matrices(shape.down, shape.width, shape.ff, shape.down_at)
     room = 0 if unpacked is None else min(at_once(each, unpacked) for each in (*gate_up, down))
     sorted_rows = sort_rows(ids, addresses.numel(), room, host_entry)
     # Gate's and up's products are quantised before `down` is multiplied: its products take their place.
