@@ -99,13 +99,13 @@ def test_where_nothing_is_missed_the_processor_has_no_share(expert_bytes: tuple[
 
 
 def test_costs_give_the_processor_a_share_that_grows(monkeypatch):
-    def finish_times(rows, costs):
+    def num_taken(rows, costs):
         """The processor takes two thirds as long as the link."""
         taken = np.arange(len(rows) + 1)
-        return np.maximum(2 * taken, 3 * (len(rows) - taken))
+        return int(np.argmin(np.maximum(2 * taken, 3 * (len(rows) - taken))))
 
     monkeypatch.setattr(loading, "window_costs", lambda *_: None)
-    monkeypatch.setattr(loading, "finish_times", finish_times)
+    monkeypatch.setattr(loading, "num_taken", num_taken)
     take = loading._take(HARDWARE, model((1 << 20,)), None, all_held=False)
     assert take[:6] == [0, 1, 1, 2, 2, 3] and all(np.diff(take) >= 0)
 

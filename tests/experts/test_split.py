@@ -52,5 +52,12 @@ def test_the_processor_takes_what_few_rows_use():
 
 
 def test_a_tie_leaves_the_processor_alone():
+    bound_by_the_card = Costs(handshake=0, cpu=1, cpu_row=0, link=0, host=0, card=5)
+    assert split(np.array([1, 1]), bound_by_the_card).tolist() == []
+
+
+def test_a_memory_that_bounds_every_split_does_not_decide():
+    """A card may get more of it than cores alone."""
     bound_by_memory = Costs(handshake=0, cpu=1, cpu_row=0, link=1, host=5)
-    assert split(np.array([1, 1]), bound_by_memory).tolist() == []
+    assert split(np.array([1, 1]), bound_by_memory).tolist() == [0]
+    assert finish_times(np.array([1, 1]), bound_by_memory).tolist() == [10, 10, 10]

@@ -18,7 +18,7 @@ from strata.card.runner import CardRunner
 from strata.card.weights import CardWeights
 from strata.cost import HIGH, miss_costs, rates_of, window_costs
 from strata.errors import StrataError
-from strata.experts.split import finish_times
+from strata.experts.split import num_taken
 from strata.experts.trace import Trace
 from strata.formats.checkpoint import Checkpoint
 from strata.formats.description import ModelDescription
@@ -225,7 +225,7 @@ def _take(
     rates = rates_of(hardware, hardware.cards[0], HIGH)
     costs = [window_costs(model, rates, max(0, model.experts_used - missed)) for missed in range(most + 1)]
     rows = np.ones(most)
-    return [int(np.argmin(finish_times(rows[:missed], of))) for missed, of in enumerate(costs)]
+    return [num_taken(rows[:missed], of) for missed, of in enumerate(costs)]
 
 
 def _host_experts(

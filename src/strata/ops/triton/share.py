@@ -17,7 +17,7 @@ from strata.ops.triton.kernel import cdiv, kernel
 
 _COUNTED = 1024  # entries of a program that counts
 _LISTED = 2048  # entries that are listed at once
-_COLUMNS = tl.constexpr(7)  # of `cost_table`
+_COLUMNS = tl.constexpr(6)  # of `cost_table`
 _NOBODY = tl.constexpr(2**31 - 1)  # comes behind every expert
 
 
@@ -42,14 +42,14 @@ class PromptJob:
 def cost_table(
     costs: Costs, busy: Sequence[float], share: float | None, device: torch.device
 ) -> torch.Tensor:
-    """What `share_experts` reads about layers, float64 `[layers, 7]`: a kernel's numbers would be float32.
+    """What `share_experts` reads about layers, float64 `[layers, 6]`: a kernel's numbers would be float32.
 
     Args:
         costs: of an expert.
         busy: seconds in which the link brings each layer's streamed experts.
         share: of the missed experts that the processor takes; None: as costs say.
     """
-    each = (costs.handshake, costs.cpu, costs.cpu_row, costs.link, costs.host)
+    each = (costs.handshake, costs.cpu, costs.cpu_row, costs.link)
     forced = -1.0 if share is None else share
     rows = [(*each, costs.card + seconds, forced) for seconds in busy]
     return torch.tensor(rows, dtype=torch.float64, device=device)
@@ -66,7 +66,7 @@ def share_experts(
 ) -> PromptJob:
     """Give the processor those missed experts that the fewest rows use, of equal ones the first.
 
-    It gets as many as end soonest by `experts.split.finish_times`, the fewest of several such numbers; or the
+    It gets as many as `experts.split.num_taken` says, of those that the lists have room for; or the
     share that is forced, rounded, halves to even. Those that the lists have no room for stay with the card.
 
     Args:
@@ -156,12 +156,11 @@ def _num_taken(costs, number, rows, fits, misses, EXPERTS: tl.constexpr):
         misses: int32.
     """
     handshake, cpu, cpu_row = tl.load(costs), tl.load(costs + 1), tl.load(costs + 2)
-    link, host, card, share = tl.load(costs + 3), tl.load(costs + 4), tl.load(costs + 5), tl.load(costs + 6)
-    least = host * misses.to(tl.float64)
+    link, card, share = tl.load(costs + 3), tl.load(costs + 4), tl.load(costs + 5)
     on_cpu = handshake + (cpu * number.to(tl.float64) + cpu_row * (rows - number).to(tl.float64))
     on_card = card + link * (misses - number).to(tl.float64)
-    time = tl.where(fits, tl.maximum(tl.maximum(on_cpu, on_card), least), float("inf"))
-    without = tl.maximum(card + link * misses.to(tl.float64), least)
+    time = tl.where(fits, tl.maximum(on_cpu, on_card), float("inf"))
+    without = card + link * misses.to(tl.float64)
     soonest = tl.min(time, axis=0)
     first = tl.min(tl.where(time == soonest, number, EXPERTS), axis=0)
     cheapest = tl.where(without <= soonest, 0, first)

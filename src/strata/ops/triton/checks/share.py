@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import torch
 
-from strata.experts.split import Costs, finish_times
+from strata.experts.split import Costs, num_taken
 from strata.ops.triton.catalog import Check, Launch, meta
 from strata.ops.triton.share import cost_table, share_experts
 
@@ -42,7 +42,7 @@ def _taken(ids: torch.Tensor, missed: range, max_entries: int, busy: float, shar
     if share is not None:
         return set(order[: min(room, round(share * len(order)))])
     costs = Costs(*(getattr(_COSTS, name) for name in ("handshake", "cpu", "cpu_row", "link", "host")), busy)
-    return set(order[: int(np.argmin(finish_times(rows, costs)[: room + 1]))])
+    return set(order[: num_taken(rows, costs, room)])
 
 
 def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
