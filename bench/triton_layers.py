@@ -21,7 +21,7 @@ from strata.formats.quants.planes import plane_bytes
 from strata.ops.triton.catalog import checks
 from strata.ops.triton.delta_net import DeltaNetState, DeltaNetWeights, gated_delta_net
 from strata.ops.triton.embedding import EmbeddingTable, embed
-from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_size
+from strata.ops.triton.float_matmul import float_matmul, workspace_size
 from strata.ops.triton.hyper_connection import HyperConnectionWeights, read
 from strata.ops.triton.ngram import NgramHash, NgramState, NgramWeights, add_ngram_memory, ngram_rows
 from strata.ops.triton.norm import add_rms_norm
@@ -29,6 +29,7 @@ from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook
 from strata.ops.triton.router import route
 from strata.ops.triton.streams import QuantizedHyperConnection
 from strata.ops.triton.streams import read as read_quantized
+from strata.ops.triton.workspace import Workspace
 
 PARTS = (
     "float_matmul", "hyper_connection", "streams", "delta_net", "norm", "router", "ngram", "embedding"

@@ -24,10 +24,10 @@ from strata.ops.triton.catalog import Check
 from strata.ops.triton.checks.products import CHECKS
 from strata.ops.triton.expert_records import ExpertBuffers, ExpertShape
 from strata.ops.triton.experts import combine_experts, compute_experts
-from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.prompt_experts import compute_prompt_experts
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.quantized_matmul import FEW_ROWS, PlaneMatrix, codebook, quantized_matmul
+from strata.ops.triton.workspace import Workspace
 from strata.prompt_memory import unpacked_bytes
 
 CALLS = 20

@@ -17,8 +17,8 @@ from strata.formats.synthetic import SyntheticCheckpoint
 from strata.layers.hyper_connection import HyperConnection
 from strata.models.config import ModelConfig
 from strata.ops.triton.catalog import largest_error
-from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.streams import QuantizedHyperConnection
+from strata.ops.triton.workspace import Workspace
 from tests.card.fakes import FakeCard
 from tests.helpers.triton_interpreter import repair_bfloat16
 

@@ -21,10 +21,11 @@ from strata.ops.triton.attention import Parts, Plan, attend_prompt, attend_windo
 from strata.ops.triton.block_selection import Scratch, select_blocks
 from strata.ops.triton.delta_net import DeltaNetState, DeltaNetWeights, gated_delta_net
 from strata.ops.triton.expert_records import ExpertBuffers
-from strata.ops.triton.float_matmul import WINDOW_ROWS, Workspace
+from strata.ops.triton.float_matmul import WINDOW_ROWS
 from strata.ops.triton.kv import PagedKV, append_kv, gate_of
 from strata.ops.triton.place import HostShare, Misses
 from strata.ops.triton.sparse_attention import IndexState, append_index
+from strata.ops.triton.workspace import Workspace
 
 QUANTIZED = 128  # activations of a block
 PAGE = 32  # tokens

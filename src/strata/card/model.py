@@ -18,8 +18,8 @@ from strata.errors import UnsupportedModelError
 from strata.models.base import Model
 from strata.models.decoder import Decoder
 from strata.models.qwen4exp import Qwen4Exp
-from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.place import Misses
+from strata.ops.triton.workspace import Workspace
 from strata.placement import FETCHED
 
 

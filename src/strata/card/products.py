@@ -6,9 +6,10 @@ import torch
 
 from strata.card.weights import CardWeights
 from strata.layers.linear import Linear
-from strata.ops.triton.float_matmul import Workspace, float_matmul, workspace_size
+from strata.ops.triton.float_matmul import float_matmul, workspace_size
 from strata.ops.triton.quantize import quantize_activations
 from strata.ops.triton.quantized_matmul import PlaneMatrix, quantized_matmuls
+from strata.ops.triton.workspace import Workspace
 
 Quantized = tuple[torch.Tensor, torch.Tensor]  # int8 codes [rows, width], float32 scales
 

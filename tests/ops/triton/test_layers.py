@@ -5,8 +5,9 @@ import torch
 
 from strata.ops.triton.delta_net import DeltaNetState, DeltaNetWeights, gated_delta_net
 from strata.ops.triton.embedding import EmbeddingTable
-from strata.ops.triton.float_matmul import Workspace, float_matmul
+from strata.ops.triton.float_matmul import float_matmul
 from strata.ops.triton.norm import rms_norm
+from strata.ops.triton.workspace import Workspace
 
 CPU = torch.device("cpu")
 

@@ -33,7 +33,6 @@ from strata.ops.triton.float_matmul import (
     STACKED_ROWS,
     WINDOW_COLUMNS,
     WINDOW_ROWS,
-    Workspace,
     add_products,
     add_slices,
     dot_block,
@@ -49,6 +48,7 @@ from strata.ops.triton.float_matmul import (
 )
 from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.quantize import quantize_blocks
+from strata.ops.triton.workspace import Workspace
 
 QUANTIZED = 128
 _CHANNELS = 16  # of a program of `_up`, each with all streams

@@ -15,7 +15,6 @@ from strata.ops.triton.dependent_launch import (
     step_launch,
     wait_for_earlier,
 )
-from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.grouped_matmul import grouped_matmul, has_integer_dot
 from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.planes import TILE_ROWS, fact, tile_bytes
@@ -34,6 +33,7 @@ from strata.ops.triton.tile_product import (
     tile_product,
 )
 from strata.ops.triton.unpack import PlaneMatrices
+from strata.ops.triton.workspace import Workspace
 
 _ROWS = tl.constexpr(TILE_ROWS)
 FEW_ROWS = 16  # of a window

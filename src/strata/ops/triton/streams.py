@@ -13,7 +13,7 @@ import triton.language as tl
 
 from strata.ops.triton.arithmetic import sigmoid, silu
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
-from strata.ops.triton.float_matmul import WINDOW_ROWS, Workspace, float_matmul, workspace_size
+from strata.ops.triton.float_matmul import WINDOW_ROWS, float_matmul, workspace_size
 from strata.ops.triton.kernel import cdiv, kernel
 from strata.ops.triton.norm import rms_norm, write_rms_norm
 from strata.ops.triton.quantize import quantize_blocks
@@ -24,6 +24,7 @@ from strata.ops.triton.quantized_matmul import (
     quantized_matmul,
 )
 from strata.ops.triton.tile_product import ordered_sum
+from strata.ops.triton.workspace import Workspace
 
 
 @dataclass(frozen=True, slots=True)

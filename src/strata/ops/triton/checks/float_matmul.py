@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import torch
 
 from strata.ops.triton.catalog import Check, Launch, meta
-from strata.ops.triton.float_matmul import MANY_TILES, WINDOW_COLUMNS, Workspace, float_matmul, workspace_size
+from strata.ops.triton.float_matmul import WIDE, float_matmul, workspace_size
+from strata.ops.triton.workspace import Workspace
 
 
 def _inputs(device: torch.device, rows: int, shape: tuple[int, int], dtype: torch.dtype):
@@ -50,7 +51,7 @@ def _compare_rows(device: torch.device) -> Iterator[tuple[str, torch.Tensor, tor
 
 def _compare_wide(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """A matrix with so many columns that a program does all of K, against its last ones by themselves."""
-    shape = (MANY_TILES * WINDOW_COLUMNS - 7, 264)
+    shape = (WIDE + 25, 264)
     x, weight = _inputs(device, 16, shape, torch.bfloat16)
     for rows in (3, 16):
         wide = float_matmul(x[:rows], weight, _workspace(device, shape))

@@ -7,8 +7,8 @@ import torch
 from strata.ops.hyper_connection import read_streams, write_streams
 from strata.ops.rms_norm import rms_norm
 from strata.ops.triton.catalog import Check, Launch, meta
-from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.hyper_connection import HyperConnectionWeights, read
+from strata.ops.triton.workspace import Workspace
 
 STREAMS, WIDTH, LOW = 4, 128, 20
 EPSILON = 1e-6

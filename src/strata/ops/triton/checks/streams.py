@@ -9,10 +9,10 @@ from strata.ops import hyper_connection as reference
 from strata.ops.quantized_matmul import quantize_activations, quantized_matmul
 from strata.ops.rms_norm import rms_norm
 from strata.ops.triton.catalog import Check, Launch, meta
-from strata.ops.triton.float_matmul import Workspace
 from strata.ops.triton.norm import write_rms_norm
 from strata.ops.triton.quantized_matmul import PlaneMatrix, codebook
 from strata.ops.triton.streams import QuantizedHyperConnection, mix_down, read, read_streams, write_streams
+from strata.ops.triton.workspace import Workspace
 
 ROWS, STREAMS, WIDTH, LOW = 2, 4, 160, 150
 
