@@ -22,7 +22,7 @@ from strata.cost import (
 from strata.experts.policy import align, slot_classes
 from strata.formats.description import ModelDescription
 from strata.hardware.description import Card, Hardware
-from strata.prompt_memory import chunk_bytes
+from strata.prompt_memory import chunk_bytes, short_bytes
 
 MIB, GIB = 1 << 20, 1 << 30
 RESERVE, SMALL_RESERVE, SMALL_CARD = 700 * MIB, 300 * MIB, 8 * GIB  # FIELD.md A 2.2
@@ -294,17 +294,21 @@ def _disk_parts(model: ModelDescription) -> list[Part]:
 
 
 def _prompt_parts(model: ModelDescription, left: int) -> tuple[list[Part], tuple[int, int]]:
-    """A chunk's activations and the ring that streamed experts go through, and which of `PIECES` it is.
+    """Activations, of chunks and of short pieces, and the ring that streamed experts go through; and which of
+    `PIECES` a chunk is.
 
     The activations' part grows with what is left, not in steps, so that no larger card has fewer slots. What
     a chunk does not need of it, slots get when the model is loaded.
     """
-    needs = {pieces: chunk_bytes(model, *pieces) for pieces in PIECES}
+    short, needs = short_bytes(model), {pieces: chunk_bytes(model, *pieces) for pieces in PIECES}
     activations = min(max(left // PROMPT_PART, needs[PIECES[-1]]), needs[PIECES[0]])
     pieces = next(pieces for pieces, needed in needs.items() if needed <= activations)
     largest = max(model.expert_bytes, default=0)
-    ring = min(max((left - activations) // RING_PART, 16 * largest), 2 * model.expert_count * largest)
-    parts = [Part("prompt activations", "VRAM", activations), Part("ring of streamed experts", "VRAM", ring)]
+    ring = min(max((left - short - activations) // RING_PART, 16 * largest), 2 * model.expert_count * largest)
+    parts = [
+        Part("prompt activations", "VRAM", short + activations),
+        Part("ring of streamed experts", "VRAM", ring),
+    ]
     return parts, pieces
 
 

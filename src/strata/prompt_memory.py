@@ -6,6 +6,9 @@ A test rehearses real models and compares (`tests/card/test_prompt_memory.py`).
 from strata.formats.description import ModelDescription
 
 MIB = 1 << 20
+# Pieces of up to so many tokens use too few experts for it to pay that any are copied ahead (by trying on an
+# H200), and take the host longer to launch than the card to compute: they are graphs, with their own memory.
+SHORT = 512
 # For weights as bytes, of as many matrices at a time as there is room for: with half, products of experts for
 # 4,096 tokens took up to 7 % longer by themselves, with twice as many launches.
 _UNPACKED_OF_ROW, _LEAST_UNPACKED = 64 << 10, 128 * MIB
@@ -18,6 +21,11 @@ _FLOAT, _PARTS = 4, 6  # bytes of a value; of its three bfloat16 parts, of which
 def chunk_bytes(model: ModelDescription, chunk: int, part: int) -> int:
     """Bytes for chunks of `chunk` tokens, of which `part` pass a layer at once."""
     return unpacked_bytes(part) + activation_bytes(model, chunk, part)
+
+
+def short_bytes(model: ModelDescription) -> int:
+    """Bytes for the graphs of short pieces."""
+    return activation_bytes(model, SHORT, SHORT)
 
 
 def unpacked_bytes(part: int) -> int:

@@ -17,9 +17,10 @@ pytest.importorskip("triton")
 from strata.card import runner as runner_module
 from strata.card.cache import ExpertCache
 from strata.card.pace import Pace
-from strata.card.prompts import IN_PLACE_ROWS, PromptReader, _run_bounds
+from strata.card.prompts import PromptReader, _run_bounds
 from strata.card.runner import CardRunner
 from strata.card.store import ExpertStore
+from strata.prompt_memory import SHORT
 from tests.card.fakes import StreamCard, read
 
 EXPERTS = 6
@@ -100,7 +101,7 @@ def read_prompt(reader: PromptReader, rows: int, first: int = 0, keep: int | Non
     eagerness=st.sampled_from([0.0, 0.3, 1.0]),
     budget=st.integers(0, TOTAL),
     ring=st.integers(0, 2 * EXPERTS * 768 + 600),
-    rows=st.sampled_from([20, IN_PLACE_ROWS, IN_PLACE_ROWS + 1, PART_ROWS + 5]),
+    rows=st.sampled_from([20, SHORT, SHORT + 1, PART_ROWS + 5]),
     link=st.sampled_from([1e7, 1e9, 1e12]),
 )
 def test_every_layer_finds_its_experts(

@@ -30,6 +30,10 @@ class Residual:
         """That of the last row."""
         return Residual(self.x[-1:], None if self.output is None else self.output[-1:])
 
+    def row(self, number: torch.Tensor) -> "Residual":
+        """That of a row whose number is on the card, int64 `[1]`."""
+        return Residual(self.x[number], None if self.output is None else self.output[number])
+
 
 class CardNorm:
     """`layers.norm.RMSNorm` of the residual, in one launch with the addition before and what follows it.

@@ -37,8 +37,15 @@ class Streams:
 
     def last(self) -> "Streams":
         """Those of the last row."""
+        return self._part(slice(-1, None))
+
+    def row(self, number: torch.Tensor) -> "Streams":
+        """Those of a row whose number is on the card, int64 `[1]`."""
+        return self._part(number)
+
+    def _part(self, rows: slice | torch.Tensor) -> "Streams":
         parts = (self.residual, self.output, self.inject)
-        return Streams(*(None if part is None else part[-1:] for part in parts))
+        return Streams(*(None if part is None else part[rows] for part in parts))
 
     def write(self) -> torch.Tensor:
         """Add the output to the streams, in place; returns them."""

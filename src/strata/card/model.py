@@ -134,12 +134,15 @@ class CardModel:
             gate,
         )
 
-    def step(self, inputs: Inputs, rows: Rows) -> torch.Tensor:
-        """Queue the computation of all rows; returns their logits, float32 `[rows, vocab]`."""
+    def step(self, inputs: Inputs, rows: Rows, chosen: torch.Tensor | None = None) -> torch.Tensor:
+        """Queue the computation of all rows; returns logits, float32 `[rows, vocab]`, of all or of `chosen`.
+
+        `chosen` is int64 `[1]` on the card, the number of a row.
+        """
         stream = self.embed(inputs)
         for layer in range(self.num_layers):
             stream = self.block(layer, stream, inputs.ngrams, rows)
-        return self.logits(stream)
+        return self.logits(stream if chosen is None else stream.row(chosen))
 
     def inputs(self, tokens: torch.Tensor, ngrams: torch.Tensor | None) -> Inputs:
         """Decode what `tokens.fetch` and `ngrams.fetch` gave for a step's rows, once it is on the card."""

@@ -18,13 +18,12 @@ from strata.card.device import Ticket
 from strata.card.hyper_decoder import Streams
 from strata.card.model import CardModel
 from strata.card.pace import Pace
+from strata.card.prompt_graph import ShortPrompts
 from strata.card.prompt_share import PromptShare
 from strata.card.rows import Rows
 from strata.experts.split import Costs
-from strata.prompt_memory import unpacked_bytes
+from strata.prompt_memory import SHORT, unpacked_bytes
 
-# Up to so many rows use too few experts for it to pay that any are copied ahead. By trying on an H200.
-IN_PLACE_ROWS = 512
 _FIRST = 0.5  # of a layer's time is over before its experts are wanted
 
 Saved = list[list[torch.Tensor]]  # of each layer, what `CardModel.state_of` gave, in host memory
@@ -85,6 +84,7 @@ class PromptReader:
         if processor is not None:
             self._home = torch.from_numpy(cache.store.addresses).to(self._card.device)
         self._zeros = torch.zeros(model.lanes, dtype=torch.int32, device=self._card.device)
+        self._short: ShortPrompts | None = None
 
     @property
     def ring_bytes(self) -> int:
@@ -113,8 +113,10 @@ class PromptReader:
             Logits float32 `[1, vocab]` of the last token, and the state at `keep`.
         """
         num_rows = embedding.shape[0]
+        if self._short is not None and num_rows <= SHORT:
+            return self._read_short(self._short, lane, first, embedding, ngrams, accepted, keep)
         streamed = None
-        if num_rows > IN_PLACE_ROWS:
+        if num_rows > SHORT:
             streamed = _Streamed(self._cache, self._ring, self._half, self._pace.room(num_rows))
         share = self._share(streamed)
         parts = self._parts(lane, first, embedding, ngrams, accepted, streamed, share, keep)
@@ -128,15 +130,42 @@ class PromptReader:
             for part in parts:
                 part.streams = self._model.block(layer, part.streams, part.ngrams, part.rows)
                 if part.end == keep:
-                    saved.append([tensor.clone() for tensor in self._model.state_of(layer, lane)])
+                    saved.append(self._copy(layer, lane))
             if streamed is not None and key is not None:
                 streamed.begin(key + 2, self._card.mark())
         if streamed is not None:
             self._pace.read(num_rows, self._model.num_layers, begin, self._card.mark(), streamed.waits)
         logits = self._model.logits(parts[-1].streams.last())
-        if keep is None:
-            return logits, None
-        return logits, [[tensor.cpu() for tensor in layer] for layer in saved]
+        return logits, None if keep is None else _to_host(saved)
+
+    def capture(self) -> None:
+        """Have graphs for short pieces from now on; a chunk of the largest size has been read."""
+        short = ShortPrompts(self._model, min(SHORT, self._model.context), self._short_share())
+        self._short = short.capture()
+
+    def _read_short(
+        self,
+        short: ShortPrompts,
+        lane: int,
+        first: int,
+        embedding: torch.Tensor,
+        ngrams: torch.Tensor | None,
+        accepted: torch.Tensor,
+        keep: int | None,
+    ) -> tuple[torch.Tensor, Saved | None]:
+        """`read` by graphs, in two pieces where a state is kept between."""
+        end, saved = first + len(embedding), []
+        for begin, until in pairwise(sorted({first, end if keep is None else keep, end})):
+            at = slice(begin - first, until - first)
+            stands = accepted if begin == first else self._zeros
+            logits = short.read(lane, begin, embedding[at], None if ngrams is None else ngrams[at], stands)
+            if until == keep:
+                saved = [self._copy(layer, lane) for layer in range(self._model.num_layers)]
+        return logits, None if keep is None else _to_host(saved)
+
+    def _copy(self, layer: int, lane: int) -> list[torch.Tensor]:
+        """What a layer remembers of a lane at this point of the stream."""
+        return [tensor.clone() for tensor in self._model.state_of(layer, lane)]
 
     def _parts(
         self,
@@ -169,13 +198,24 @@ class PromptReader:
         """How the experts that are not on the card by the time of their layer are divided."""
         if self._processor is None:
             return None
+        if streamed is None:
+            return self._short_share()
         home, sizes = self._cache.store.addresses, self._cache.store.record_bytes
-        table = self._cache.table.current() if streamed is None else streamed.table
-        missed = (table == home).sum(1).tolist()
-        busy = [0.0] * len(sizes)
-        if streamed is not None:
-            busy = [n * size / self._processor.copy for n, size in zip(streamed.counts, sizes, strict=True)]
+        missed = (streamed.table == home).sum(1).tolist()
+        busy = [n * size / self._processor.copy for n, size in zip(streamed.counts, sizes, strict=True)]
         return PromptShare(self._home, self._processor.costs, self._processor.share, missed, busy)
+
+    def _short_share(self) -> PromptShare | None:
+        """How missed experts of short pieces are divided: in any layer there may be some."""
+        if self._processor is None:
+            return None
+        layers = len(self._cache.store.record_bytes)
+        costs, share = self._processor.costs, self._processor.share
+        return PromptShare(self._home, costs, share, [1] * layers, [0.0] * layers)
+
+
+def _to_host(saved: Saved) -> Saved:
+    return [[tensor.cpu() for tensor in layer] for layer in saved]
 
 
 class _Streamed:

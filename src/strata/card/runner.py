@@ -158,7 +158,7 @@ class CardRunner:
         return counts
 
     def warm(self, num_tokens: int) -> None:
-        """Read a prompt of so many tokens: kernels are compiled, and memory that chunks take is taken."""
+        """Read a prompt of so many tokens, for kernels to be compiled and memory taken; record graphs."""
         num_tokens = min(num_tokens, self.model.context - 1)
         tables = (self.model.tokens, self.model.ngrams)
         embedding, ngrams = (
@@ -166,6 +166,7 @@ class CardRunner:
             for table in tables
         )
         self._compute(0, 0, [0] * num_tokens, embedding, ngrams, None, None)
+        self._reader.capture()
         self._take_counts()
         self.reset(0)
 
