@@ -146,20 +146,24 @@ class ExpertCache:
         """A window was queued on the current stream."""
         self._windows.append((self.residency.launch(), self.card.mark()))
 
-    def adapt(self, counts: np.ndarray, at_most: int) -> None:
-        """Learn from a window's uses, `[layers * experts]`, and begin at most `at_most` exchanges."""
-        used, held = counts > 0, self.residency.held
-        self.hits += int((used & held).sum())
-        self.misses += int((used & ~held).sum())
+    def adapt(self, counts: np.ndarray, at_most: int, answer: bool = True) -> None:
+        """Learn from a step's uses, `[layers * experts]`, and begin at most `at_most` exchanges.
+
+        Those of an answer are hits or misses; a prompt's are neither, for it uses nearly all experts.
+        """
+        if answer:
+            used, held = counts > 0, self.residency.held
+            self.hits += int((used & held).sum())
+            self.misses += int((used & ~held).sum())
         self.policy.observe(counts)
         if at_most and not self.residency.held.all():
             self._copy(self.policy.moves(self.residency, at_most))
 
     def settle(self, counts: np.ndarray, at_most: int) -> None:
-        """Learn from a prompt's uses, `[layers * experts]`, and begin at most `at_most` exchanges.
+        """Learn from a long prompt's uses, `[layers * experts]`, and begin at most `at_most` exchanges.
 
         They are as many at a time as there are free slots; the last ones are not waited for. Nothing may be
-        computing. Such uses are no hits or misses: a prompt uses nearly all experts.
+        computing.
         """
         self.policy.observe(counts)
         self.refresh()

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from strata.card.sampling import CardSampler
 from strata.card.window import Row, Window
 from strata.experts.policy import affordable_moves
 from strata.ops.triton.float_matmul import WINDOW_ROWS
+from strata.prompt_memory import SHORT
 
 _SETTLING = 0.05  # of a chunk's time is given to exchanges for the answer behind it
 _USUAL = 0.1  # weight of a window's time in the average
@@ -24,6 +26,23 @@ _USUAL = 0.1  # weight of a window's time in the average
 def window_sizes(lanes: int) -> list[int]:
     """Rows of the windows that are captured, ascending."""
     return sorted({WINDOW_ROWS, *(size for size in (1, 2, 4, 8) if size < 2 * lanes)})
+
+
+@dataclass(frozen=True, slots=True)
+class _Uses:
+    """What a step has used, and not been learned from yet.
+
+    Attributes:
+        counts: int32 `[layers with experts, experts]`.
+        tokens: of so many tokens.
+        moves: exchanges that may be begun for it.
+        answer: whether they are hits and misses; a prompt uses nearly all experts.
+    """
+
+    counts: np.ndarray
+    tokens: int
+    moves: int
+    answer: bool
 
 
 class CardRunner:
@@ -60,14 +79,14 @@ class CardRunner:
         self._pending = [0] * model.lanes
         self._link_bandwidth, self._learn = link_bandwidth, learn
         self._window_s = 0.01
-        self._counts: tuple[np.ndarray, int] | None = None  # of the last step, not yet learned from
+        self._uses: _Uses | None = None  # of the last step
         self._logits: torch.Tensor
 
     @whole_step()
     def window(self, rows: Sequence[Row]) -> list[int]:
         """Compute rows of any lanes, at most `WINDOW_ROWS`; returns the token that follows each.
 
-        While the card computes, the policy looks at the window before and begins exchanges of experts.
+        While the card computes, the policy looks at the step before and begins exchanges of experts.
 
         Raises:
             CardError: the engine cannot go on.
@@ -80,7 +99,10 @@ class CardRunner:
         self._adapt()
         chosen = window.wait()[: len(rows)]
         self._window_s += _USUAL * (time.perf_counter() - start - self._window_s)
-        self._counts = window.counts.numpy().copy(), len(rows)
+        counts, moves = window.counts.numpy().copy(), 0
+        if counts.size:
+            moves = affordable_moves(self._link_bandwidth, self._window_s, self.cache.mean_bytes)
+        self._uses = _Uses(counts, len(rows), moves, answer=True)
         self._pending = [0] * len(self._pending)
         for row in rows:
             self._pending[row.lane] += 1
@@ -105,7 +127,7 @@ class CardRunner:
         """Compute a chunk of a prompt; returns the token that follows it, and the lane's state at `keep`.
 
         An answer uses what its prompt has used: the experts exchanged behind a chunk are those that tokens of
-        the answer would else miss one by one.
+        the answer would else miss one by one. Behind a short one the next step begins them.
 
         Args:
             lane: whose.
@@ -117,14 +139,16 @@ class CardRunner:
         Raises:
             CardError: the engine cannot go on.
         """
-        self._adapt()
         start = time.perf_counter()
         result = self._compute(lane, first, tokens, embedding, ngrams, mask, keep)
         counts = self._take_counts()
+        seconds = _SETTLING * (time.perf_counter() - start)
+        copies = int(seconds * self._link_bandwidth / self.cache.mean_bytes) if counts.size else 0
+        if len(tokens) <= SHORT:
+            self._uses = _Uses(counts, len(tokens), copies, answer=False)
+            return result
         self._learn(counts, len(tokens))
         if counts.size:
-            seconds = _SETTLING * (time.perf_counter() - start)
-            copies = int(seconds * self._link_bandwidth / self.cache.mean_bytes)
             self.cache.settle(counts.reshape(-1), copies)
         return result
 
@@ -138,15 +162,17 @@ class CardRunner:
         mask: np.ndarray | None,
         keep: int | None,
     ) -> tuple[int, Saved | None]:
-        """`prompt`, from which nobody learns."""
+        """`prompt`, from whose uses nobody learns."""
         self.cache.refresh()
         accepted = torch.tensor(self._pending, dtype=torch.int32).to(self.model.weights.card.device)
         self.sampler.commit(accepted)
         self._pending = [0] * len(self._pending)
         self._logits, saved = self._reader.read(lane, first, embedding, ngrams, accepted, keep)
         position = first + len(tokens) - 1
-        chosen = int(self.sampler.choose_next(self._logits, lane, position, tokens[-1], mask))
+        following = self.sampler.choose_next(self._logits, lane, position, tokens[-1], mask)
         self.cache.launched()
+        self._adapt()
+        chosen = int(following)
         if self.model.host is not None:
             HostExperts.check(int(self.model.host.error))
         return chosen, saved
@@ -195,13 +221,10 @@ class CardRunner:
         self._pending[lane] = 0
 
     def _adapt(self) -> None:
-        """Learn from the window before."""
-        if self._counts is None:
+        """Learn from the step before, while the card computes this one."""
+        uses, self._uses = self._uses, None
+        if uses is None:
             return
-        counts, tokens = self._counts
-        self._counts = None
-        self._learn(counts, tokens)
-        if not counts.size:
-            return  # a dense model
-        moves = affordable_moves(self._link_bandwidth, self._window_s, self.cache.mean_bytes)
-        self.cache.adapt(counts.reshape(-1), moves)
+        self._learn(uses.counts, uses.tokens)
+        if uses.counts.size:  # a dense model has none
+            self.cache.adapt(uses.counts.reshape(-1), uses.moves, uses.answer)
