@@ -3,11 +3,11 @@
     python bench/card_identity.py [--tokens 256] [--json FILE]
 
 The embedded model (or `--model FILE`) answers greedily from four prompts: of 20 tokens (read by windows),
-100 (a chunk whose experts are read in place), 700 (a chunk with streamed experts), and the 700 again with
+100 (a graph whose experts are read in place), 700 (a chunk with streamed experts), and the 700 again with
 another end (from a checkpoint). Compared are, for shares of the experts in the card's memory and of the
 missed ones that the processor computes: the tokens and the bits of all logits; alone and with three
-neighbours; rows one by one and in windows of four; and after a second start. Ends with status 1 if one
-differs.
+neighbours; rows one by one and in windows of four; the 100 with their end by windows, the 700 in pieces that
+are graphs; and after a second start. Ends with status 1 if one differs.
 """
 
 import argparse
@@ -31,6 +31,8 @@ from strata.options import EMBEDDED_MODEL
 from strata.plan import Wishes
 
 PROMPTS = {"20": 20, "100": 100, "700": 700}
+# Another way to one of these: name, tokens that are read before the others
+WAYS = {"100, by windows": 60, "700, in pieces": 300}
 
 
 def main():
@@ -52,7 +54,7 @@ def main():
         found = run(args, held, cpu)
         first = first or found
         for name, digest in found.items():
-            same = digest == first[name.replace(", neighbours", "").replace(", windows of four", "")]
+            same = digest == first[name.partition(",")[0]]
             results.append({"held": held, "cpu_share": cpu, "run": name, "same": same})
             print(
                 f"{held:.1f} held, processor {cpu:.1f}: {name}: {'same' if same else 'DIFFERENT'}", flush=True
@@ -82,6 +84,12 @@ def run(args, held, cpu):
     found, texts = {}, {}
     for name, length in PROMPTS.items():
         texts[name], found[name] = answer(lanes, runner, [long[:length]], args.tokens)
+    for name, begun in WAYS.items():
+        lanes[0].reset()
+        read(lanes[0], long[:begun])
+        _, found[name] = answer(lanes, runner, [long[: PROMPTS[name.partition(",")[0]]]], args.tokens)
+    lanes[0].reset()
+    read(lanes[0], long[:700])
     branch = long[:600] + long[700:750]  # returns to the checkpoint at 512
     assert lanes[0].timeline.plan(branch).how == "checkpoint"
     texts["branch"], found["branch"] = answer(lanes, runner, [branch], args.tokens)
@@ -99,15 +107,19 @@ def run(args, held, cpu):
     return found
 
 
+def read(lane, prompt):
+    lane.begin(prompt, SamplingParams(temperature=0.0, logprobs=0))
+    while lane.prefill() < len(prompt):
+        pass
+
+
 def answer(lanes, runner, prompts, num_tokens):
     """Tokens and digest of the first prompt's answer; the others are answered beside it."""
     lanes = lanes[: len(prompts)]
     for lane, prompt in zip(lanes, prompts, strict=True):
         if lane is not lanes[0] or len(prompts) > 1:
             lane.reset()
-        lane.begin(prompt, SamplingParams(temperature=0.0, logprobs=0))
-        while lane.prefill() < len(prompt):
-            pass
+        read(lane, prompt)
     tokens, digest = [], hashlib.sha256()
     for _ in range(num_tokens):
         for lane in lanes:
@@ -127,9 +139,7 @@ def answer(lanes, runner, prompts, num_tokens):
 def verify(lane, runner, prompt, text):
     """The digest that `answer` gives, from windows of four rows over a text that is known."""
     lane.reset()
-    lane.begin(prompt, SamplingParams(temperature=0.0, logprobs=0))
-    while lane.prefill() < len(prompt):
-        pass
+    read(lane, prompt)
     digest = hashlib.sha256()
     digest.update(lane._top.tobytes())
     digest.update(str(lane._chosen).encode())

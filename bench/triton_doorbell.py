@@ -26,7 +26,7 @@ from strata.native import ExpertPlanes, Experts, JobServer, Matrix, isa
 from strata.ops.quantized_experts import Expert, quantized_experts
 from strata.ops.triton.catalog import checks
 from strata.ops.triton.checks.doorbell import places_of
-from strata.ops.triton.doorbell import JobPlace, publish_rows, ring, wait
+from strata.ops.triton.doorbell import JobPlace, publish_entries, ring, wait
 
 LAYERS, REPLAYS = 48, 30
 CARD = torch.device("cuda")
@@ -81,6 +81,7 @@ def jobs_in_a_graph(shape: tuple, entries: list[int], threads: int) -> dict[int,
     lists = [torch.randperm(count, device=CARD)[:16].int() for _ in range(LAYERS)]
     lists = [torch.cat([ids, ids])[:16].contiguous() for ids in lists]
     rows, weights = torch.zeros(16, dtype=torch.int32, device=CARD), torch.ones(16, device=CARD)
+    one = torch.ones(1, dtype=torch.int32, device=CARD)
     found = {}
     with JobServer([native], memory, threads):
         for num in entries:
@@ -88,7 +89,7 @@ def jobs_in_a_graph(shape: tuple, entries: list[int], threads: int) -> dict[int,
 
             def layer(i: int, misses: torch.Tensor = misses) -> None:
                 place: JobPlace = places[i % 2]
-                publish_rows(place, x)
+                publish_entries(place, x, rows, one)
                 ring(place, 0, 1, misses, lists[i], rows, weights)
                 wait(place, misses, error)
 

@@ -88,8 +88,10 @@ def test_windows_agree_with_the_processor(case: str):
             {"experts": "Q8_0", "experts_down": "Q8_0", "shared": "Q8_0", "shared_down": "Q8_0"},
             {},
         ),
+        (QWEN35_MOE, {**QUANTISED, "router": "F16", "shared": "F16"}, {}),
+        (QWEN35_MOE, {**QUANTISED, "shared": "F16"}, {}),
     ],
-    ids=["factors", "shared expert"],
+    ids=["factors", "shared expert", "shared expert like the router", "shared expert of other floats"],
 )
 def test_quantised_experts_agree_with_the_processor(geometry: Geometry, formats, more):
     """Their products have the same bits; router and shares are floats."""

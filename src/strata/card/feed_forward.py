@@ -11,10 +11,10 @@ from strata.formats.quants.planes import QUANT_PLANES
 from strata.layers.feed_forward import FeedForward
 from strata.layers.linear import Linear
 from strata.layers.moe import Experts
-from strata.ops.triton.doorbell import JobPlace, publish_entries, publish_rows, ring, wait
+from strata.ops.triton.doorbell import publish_entries, ring, wait
 from strata.ops.triton.expert_records import ExpertBuffers, SharedExpert
 from strata.ops.triton.experts import combine_experts, compute_experts
-from strata.ops.triton.feed_forward import add_shared, swiglu
+from strata.ops.triton.feed_forward import swiglu
 from strata.ops.triton.float_experts import compute_float_experts
 from strata.ops.triton.float_matmul import WINDOW_ROWS, float_matmul, workspace_size
 from strata.ops.triton.place import HostShare, fetch_experts, place_misses
@@ -65,12 +65,18 @@ class CardExperts:
         self._is_quantized = self._shape.gate in QUANT_PLANES
         self.forced: torch.Tensor | None = None
         self._windows = memory.windows
-        self._shared = self._shared_gate = self._shared_expert = None
+        self._shared = self._shared_gate = self._shared_expert = self._shared_down = None
+        first = [layer.ffn_gate_inp]  # of the products, and what may be multiplied with it
         if layer.shared is not None:
-            self._shared = CardFeedForward(layer.shared.feed_forward, memory)
-            self._shared_expert = self._shared.as_expert() if self._is_quantized else None
+            shared = layer.shared.feed_forward
             self._shared_gate = weights.stack_floats([layer.shared.ffn_gate_inp_shexp])
-        self._router = weights.stack_floats([layer.ffn_gate_inp])
+            if weights.are_alike([*first, shared.ffn_gate, shared.ffn_up]):
+                first += [shared.ffn_gate, shared.ffn_up]
+                self._shared_down = memory.product(shared.ffn_down)
+            else:
+                self._shared = CardFeedForward(shared, memory)
+                self._shared_expert = self._shared.as_expert() if self._is_quantized else None
+        self._router, self._experts = weights.stack_floats(first), self._counts.numel()
         self._workspace.reserve(*workspace_size(*self._router.shape))
         self._nothing = torch.zeros(1, self._shape.width, device=memory.device)
 
@@ -81,44 +87,37 @@ class CardExperts:
 
     def __call__(self, x: Activations, rows: Rows) -> torch.Tensor:
         """Activations of a block's input -> float32 `[rows, width]`."""
-        logits = float_matmul(x.x, self._router, self._workspace)
-        gate = None if self._shared_gate is None else (x.x, self._shared_gate)
-        ids, shares, shared_share = route(
-            logits, self._used, self._normalize, rows.lane, self._counts, rows.position, self.forced, gate
-        )
+        return self._prompt(x, rows) if len(rows) > WINDOW_ROWS else self._step(x, rows)
+
+    def _step(self, x: Activations, rows: Rows) -> torch.Tensor:
+        """Up to WINDOW_ROWS rows."""
+        ids, shares, shared_share, hidden = self._route(x, rows)
         addresses = rows.addresses[self.key]
-        rows.gate(self.key)
-        if len(rows) > WINDOW_ROWS:
-            return self._prompt(x, ids, shares, shared_share, addresses, rows)
         buffers, share = self._window(len(rows))
-        place = self._place(x, ids, shares, addresses, share)
+        host_entry, host_y, place = share.host_entry.view(ids.shape), self._nothing, None
         if self._misses is not None:
+            if self._host is not None:
+                place = self._host.places[self.key % len(self._host.places)]
+            work = None if place is None else (x.x, place.x)
+            place_misses(ids, shares, addresses, self._slots, self._misses, share, work)
+            job = None if place is None else (place, self.key, len(ids), share)
+            fetch_experts(self._misses, self._shape.record_bytes, job)
             addresses = self._misses.addresses
-        host_entry = share.host_entry.view(ids.shape)
         y = self._compute(x, ids, addresses, host_entry, buffers)
-        shared = None
-        if self._shared is not None and self._shared_expert is None:
-            shared = self._shared(x, rows)
-        host_y = self._nothing
+        if buffers is not None and buffers.shared is not None:
+            shared = buffers.shared.y
+        else:
+            shared = self._by_itself(x, rows, hidden)
         if place is not None:
             wait(place, share.num_entries, self._host.error)
             host_y = place.out
-        among = None
-        if self._shared_expert is not None and buffers is not None and buffers.shared is not None:
-            among = buffers.shared.y, shared_share
-        out = combine_experts(ids, host_entry, shares, y, host_y, None, self._factors, among)
-        return out if shared is None else add_shared(out, shared, shared_share)
+        among = None if shared is None else (shared, shared_share)
+        return combine_experts(ids, host_entry, shares, y, host_y, None, self._factors, among)
 
-    def _prompt(
-        self,
-        x: Activations,
-        ids: torch.Tensor,
-        shares: torch.Tensor,
-        shared_share: torch.Tensor | None,
-        addresses: torch.Tensor,
-        rows: Rows,
-    ) -> torch.Tensor:
+    def _prompt(self, x: Activations, rows: Rows) -> torch.Tensor:
         """More rows than a window has; the processor computes some of the experts that few of them use."""
+        ids, shares, shared_share, hidden = self._route(x, rows)
+        addresses = rows.addresses[self.key]
         place = job = None
         if self._host is not None and rows.share is not None and rows.share.missed[self.key]:
             place = self._host.places[self.key % len(self._host.places)]
@@ -128,13 +127,36 @@ class CardExperts:
             ring(place, self.key, len(number), job.num_entries, job.experts, number, job.weights)
         host_entry = torch.full_like(ids, -1) if job is None else job.host_entry
         y = self._compute(x, ids, addresses, host_entry, None)
-        shared = None if self._shared is None else self._shared(x, rows)
+        shared = self._by_itself(x, rows, hidden)
         host_y = self._nothing
         if place is not None and job is not None:
             wait(place, job.num_entries, self._host.error)
             host_y = place.out
-        out = combine_experts(ids, host_entry, shares, y, host_y, factors=self._factors)
-        return out if shared is None else add_shared(out, shared, shared_share)
+        among = None if shared is None else (shared, shared_share)
+        return combine_experts(ids, host_entry, shares, y, host_y, None, self._factors, among)
+
+    def _route(
+        self, x: Activations, rows: Rows
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
+        """What `route` gives, once the experts are where the addresses say, and products besides logits."""
+        products = float_matmul(x.x, self._router, self._workspace)
+        logits, others = products[:, : self._experts], products[:, self._experts :]
+        gate = None if self._shared_gate is None else (x.x, self._shared_gate)
+        chosen = route(
+            logits, self._used, self._normalize, rows.lane, self._counts, rows.position, self.forced, gate
+        )
+        rows.gate(self.key)
+        return *chosen, others
+
+    def _by_itself(self, x: Activations, rows: Rows, hidden: torch.Tensor) -> torch.Tensor | None:
+        """The shared expert where it is not among the others, as `combine_experts` takes it."""
+        if self._shared_down is not None:
+            y = self._shared_down(Activations(*swiglu(*hidden.chunk(2, 1))))[0]
+        elif self._shared is not None:
+            y = self._shared(x, rows)
+        else:
+            return None
+        return y.contiguous()[:, None]
 
     def _compute(
         self,
@@ -170,27 +192,6 @@ class CardExperts:
                 buffers = ExpertBuffers.allocate(self._shape, rows, self._used, device, self._shared_expert)
             self._windows[key] = buffers, HostShare.allocate(rows * self._used, device)
         return self._windows[key]
-
-    def _place(
-        self,
-        x: Activations,
-        ids: torch.Tensor,
-        shares: torch.Tensor,
-        addresses: torch.Tensor,
-        share: HostShare,
-    ) -> JobPlace | None:
-        """Hand the processor its share of the missed experts, and then fetch this card's."""
-        if self._misses is None:
-            return None
-        place = None
-        if self._host is not None:
-            place = self._host.places[self.key % len(self._host.places)]
-            publish_rows(place, x.x)
-        place_misses(ids, shares, addresses, self._slots, self._misses, share)
-        if place is not None:
-            ring(place, self.key, len(ids), share.num_entries, share.experts, share.rows, share.weights)
-        fetch_experts(self._misses, self._shape.record_bytes)
-        return place
 
 
 def _gates(layer: Experts) -> list[Linear]:

@@ -78,6 +78,12 @@ class CardWeights(PlaneWeights):
             by_format.setdefault(self.card_format(linear.name), []).append(linear)
         return [self._stack(format, group) for format, group in by_format.items()]
 
+    def are_alike(self, linears: Sequence[Linear]) -> bool:
+        """Whether the matrices are floats of one format, with neither a bias nor a factor."""
+        formats = {self.card_format(linear.name) for linear in linears}
+        bare = all(linear.bias is None and self.scale(linear.name) is None for linear in linears)
+        return bare and len(formats) == 1 and formats <= _FLOATS.keys()
+
     def stack_floats(self, linears: Sequence[Linear]) -> torch.Tensor:
         """The matrices as floats of one type that holds all their values, `[sum of num_out, num_in]`.
 

@@ -1,8 +1,8 @@
 """A card asks the processor for experts, from inside a graph: docs/JOBS.md from the card's side.
 
-Per layer: `publish_rows` (as soon as the layer's input is there), `ring` (when the router has chosen and the
-misses are known), the card's own share, `wait`; after it, kernels read the results in `JobPlace.out`. Nothing
-here knows the epoch but a counter on the card, so that a captured graph can be replayed.
+Per layer: `place.place_misses` or `publish_entries`, which write a job's rows; `place.fetch_experts` or
+`ring`; the card's own share; `wait`. After it, kernels read the results in `JobPlace.out`. Nothing here knows
+the epoch but a counter on the card, so that a captured graph can be replayed.
 
 The memory is pinned, which CUDA and HIP map for the card at the address that the processor uses. The doorbell
 is rung by a store and the flag watched by loads, never by read-modify-write, which over PCIe is not possible
@@ -83,21 +83,10 @@ def job_place(memory: torch.Tensor, layout: "JobLayout", epoch: torch.Tensor) ->
     )
 
 
-def publish_rows(place: JobPlace, x: torch.Tensor) -> None:
-    """Write the rows of a job.
-
-    The job before in this place must be done: its `wait` was launched before on this stream.
-
-    Args:
-        x: float32 `[rows, width]`, at most `max_rows`.
-    """
-    rows, width = x.shape
-    grid = (rows, cdiv(width, _COLUMNS))
-    _publish_kernel[grid](x, place.x, width, BLOCK=_COLUMNS, num_warps=4, **step_launch())
-
-
 def publish_entries(place: JobPlace, x: torch.Tensor, rows: torch.Tensor, num_entries: torch.Tensor) -> None:
     """Write a row for each entry of a job, where a few of many rows are the processor's.
+
+    The job before in this place must be done: its `wait` was launched before on this stream.
 
     Args:
         x: float32 `[any rows, width]`.
@@ -123,7 +112,7 @@ def ring(
 
     Args:
         layer: the server's index of the layer.
-        num_rows: that `publish_rows` wrote.
+        num_rows: of `JobPlace.x` that were written.
         num_entries: int32 `[1]` on the card, at most `max_entries`.
         experts, rows: int32, and weights: float32 `[max_entries or fewer]`, on the card; see docs/JOBS.md.
     """
@@ -149,15 +138,6 @@ def wait(place: JobPlace, num_entries: torch.Tensor, error: torch.Tensor, max_po
 
 
 @kernel
-def _publish_kernel(x, mapped, width, BLOCK: tl.constexpr):
-    begin_kernel()
-    row = tl.program_id(0)
-    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    value = tl.load(x + row * width + column, mask=column < width)
-    tl.store(mapped + row * width + column, value, mask=column < width)
-
-
-@kernel
 def _publish_entries_kernel(x, mapped, rows, num_entries, width, BLOCK: tl.constexpr):
     entry = tl.program_id(0)
     if entry < tl.load(num_entries):
@@ -167,13 +147,12 @@ def _publish_entries_kernel(x, mapped, rows, num_entries, width, BLOCK: tl.const
         tl.store(mapped + entry * width + column, value, mask=column < width)
 
 
-# One kernel for all layers and counts: small numbers are not worth code of their own.
-@kernel(do_not_specialize=["layer", "num_rows"])
-def _ring_kernel(
+@triton.jit
+def ring_job(
     words, mapped_experts, mapped_rows, mapped_weights, epoch, layer, num_rows,
     num_entries, experts, rows, weights, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    begin_kernel()
+    """`ring` by a program of one warp: a barrier of several does not wait for their stores everywhere."""
     count = tl.load(num_entries)
     if count > 0:
         i = tl.arange(0, BLOCK)
@@ -187,6 +166,19 @@ def _ring_kernel(
         tl.debug_barrier()  # the other lanes' stores come before this lane's release
         rung = tl.atomic_add(epoch, 1, sem="acq_rel", scope="sys") + 1
         tl.store(words + _DOORBELL, rung, cache_modifier=".wt")
+
+
+# One kernel for all layers and counts: small numbers are not worth code of their own.
+@kernel(do_not_specialize=["layer", "num_rows"])
+def _ring_kernel(
+    words, mapped_experts, mapped_rows, mapped_weights, epoch, layer, num_rows,
+    num_entries, experts, rows, weights, BLOCK: tl.constexpr,
+):  # fmt: skip
+    begin_kernel()
+    ring_job(
+        words, mapped_experts, mapped_rows, mapped_weights, epoch, layer, num_rows,
+        num_entries, experts, rows, weights, BLOCK,
+    )  # fmt: skip
 
 
 @kernel(do_not_specialize=["max_polls"])

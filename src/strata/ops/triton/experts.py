@@ -373,8 +373,8 @@ def combine_experts(
         y: float32 `[rows * slots, width]`, from `compute_experts`.
         host_y: float32 `[anything, width]`, in memory that the card reads.
         factors: of `compute_experts`; `host_y` has its own already.
-        shared: `y` of the shared expert from `compute_experts`, and how much of it is added, float32
-            `[rows]`.
+        shared: `y` of the shared expert from `compute_experts`, or what else is float32 `[rows, terms,
+            width]` and contiguous, and how much of it is added, float32 `[rows]`.
 
     Returns:
         float32 `[rows, width]`, or `out` with it.

@@ -1,4 +1,4 @@
-"""Between the products of a feed-forward layer, and the sum of experts and the shared one."""
+"""Between the products of a feed-forward layer."""
 
 import torch
 import triton.language as tl
@@ -48,30 +48,3 @@ def swiglu(gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, tuple[to
         num_warps=1, **step_launch(),
     )  # fmt: skip
     return out, (codes, scales)
-
-
-@kernel
-def _add_kernel(x, y, share, out, y_stride, WIDTH: tl.constexpr, BLOCK: tl.constexpr):
-    begin_kernel()
-    row = tl.program_id(1).to(tl.int64)
-    column = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    mask = column < WIDTH
-    value = tl.load(x + row * WIDTH + column, mask, other=0.0)
-    value += tl.load(share + row) * tl.load(y + row * y_stride + column, mask, other=0.0)
-    tl.store(out + row * WIDTH + column, value, mask)
-
-
-def add_shared(x: torch.Tensor, y: torch.Tensor, share: torch.Tensor) -> torch.Tensor:
-    """`x + share * y`, product and sum each rounded.
-
-    Args:
-        x: float32 `[rows, width]`, contiguous.
-        y: float32 `[rows, width]`; rows may lie apart.
-        share: float32 `[rows]`.
-    """
-    rows, width = x.shape
-    out = torch.empty_like(x)
-    _add_kernel[(cdiv(width, 1024), rows)](
-        x, y, share, out, y.stride(0), WIDTH=width, BLOCK=1024, num_warps=4, **step_launch()
-    )
-    return out

@@ -13,11 +13,13 @@ import triton
 import triton.language as tl
 
 from strata.ops.triton.dependent_launch import begin_kernel, step_launch
-from strata.ops.triton.kernel import kernel
+from strata.ops.triton.doorbell import JobPlace, ring_job
+from strata.ops.triton.kernel import cdiv, kernel
 
 _COMPARED = tl.constexpr(32)  # entries that all others are compared with at once
-_PROGRAMS = 128  # that copy: a megabyte on its way; where there is nothing to copy, soon gone
-_WORDS = 2048  # that a program copies at a time: 16 bytes of a thread four times
+_COPIED = 1024  # elements of a row that a program copies for the processor
+_PROGRAMS = 512  # that copy: a megabyte on its way; where there is nothing to copy, soon gone
+_WORDS = 512  # that a program copies at a time: 16 bytes of a thread four times
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,10 +93,18 @@ def _is_missed(ids, addresses, begin, end, e, num_entries):
 @kernel
 def _place_kernel(
     ids, weights, addresses, slots, take, host_entry, num_host, host_experts, host_rows, host_weights,
-    found, memory, sources, num_fetched, record_stride, num_entries,
-    SLOTS: tl.constexpr, E: tl.constexpr, FETCHED: tl.constexpr,
+    found, memory, sources, num_fetched, x, mapped, record_stride, num_entries,
+    SLOTS: tl.constexpr, E: tl.constexpr, FETCHED: tl.constexpr, WIDTH: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
+    """The first program decides; with WIDTH the others copy a block of a row of `x` each."""
     begin_kernel()
+    if WIDTH and tl.program_id(0) > 0:
+        BLOCKS: tl.constexpr = (WIDTH + BLOCK - 1) // BLOCK
+        row, block = (tl.program_id(0) - 1) // BLOCKS, (tl.program_id(0) - 1) % BLOCKS
+        column = block * BLOCK + tl.arange(0, BLOCK)
+        at = row * WIDTH + column
+        tl.store(mapped + at, tl.load(x + at, column < WIDTH), column < WIDTH)
+        return
     begin, end = tl.load(slots), tl.load(slots + 1)
     e = tl.arange(0, E)
     expert, address, missed = _is_missed(ids, addresses, begin, end, e, num_entries)
@@ -136,12 +146,23 @@ def _place_kernel(
     tl.store(num_fetched, tl.sum((fetched & is_first).to(tl.int32), axis=0))
 
 
-@kernel
-def _fetch_kernel(sources, num_fetched, memory, record_stride, words, BLOCK: tl.constexpr):
-    """All programs go through the blocks of all records, in turns."""
+@kernel(do_not_specialize=["layer", "num_rows"])
+def _fetch_kernel(
+    sources, num_fetched, memory, record_stride, words, job, job_experts, job_rows, job_weights, epoch,
+    layer, num_rows, num_entries, experts, rows, weights, BLOCK: tl.constexpr, ENTRIES: tl.constexpr,
+):  # fmt: skip
+    """With ENTRIES the first program rings; the others go through the blocks of all records, in turns."""
     begin_kernel()
+    RINGS: tl.constexpr = 1 if ENTRIES else 0
+    if RINGS and tl.program_id(0) == 0:
+        ring_job(
+            job, job_experts, job_rows, job_weights, epoch, layer, num_rows,
+            num_entries, experts, rows, weights, ENTRIES,
+        )  # fmt: skip
+        return
     blocks = (words + BLOCK - 1) // BLOCK
-    for i in range(tl.program_id(0), tl.load(num_fetched) * blocks, tl.num_programs(0)):
+    first, programs = tl.program_id(0) - RINGS, tl.num_programs(0) - RINGS
+    for i in range(first, tl.load(num_fetched) * blocks, programs):
         record, block = i // blocks, i % blocks
         source = tl.multiple_of(tl.load(sources + record).to(tl.pointer_type(tl.int32)), 64)
         target = (memory + record.to(tl.int64) * record_stride).to(tl.pointer_type(tl.int32))
@@ -156,6 +177,7 @@ def place_misses(
     slots: torch.Tensor,
     misses: Misses,
     share: HostShare,
+    work: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> None:
     """Give the processor `take[misses]` of the missed experts, those first that the fewest rows use.
 
@@ -170,24 +192,40 @@ def place_misses(
             is missed.
         misses: `take` is read, with an entry for each number of misses; all but `memory` is written.
         share: written.
+        work: float32 `[rows, width]`, and where the processor reads it, `doorbell.JobPlace.x`. The job before
+            in that place must be done: its `wait` was launched before on this stream.
     """
     entries = ids.numel()
     padded = max(_COMPARED.value, triton.next_power_of_2(entries))
-    _place_kernel[(1,)](
+    x, mapped = work or (weights, weights)
+    width = 0 if work is None else x.shape[1]
+    _place_kernel[(1 + (0 if work is None else len(x) * cdiv(width, _COPIED)),)](
         ids, weights, addresses, slots, misses.take, share.host_entry, share.num_entries, share.experts,
         share.rows, share.weights, misses.addresses, misses.memory, misses.sources, misses.num_fetched,
-        misses.memory.shape[1], entries, SLOTS=ids.shape[1], E=padded, FETCHED=len(misses.memory),
+        x, mapped, misses.memory.shape[1], entries, SLOTS=ids.shape[1], E=padded,
+        FETCHED=len(misses.memory), WIDTH=width, BLOCK=_COPIED,
         num_warps=4 if padded == _COMPARED.value else 8, **step_launch(),
     )  # fmt: skip
 
 
-def fetch_experts(misses: Misses, record_bytes: int) -> None:
-    """Copy what `place_misses` has listed into the card's memory.
+def fetch_experts(
+    misses: Misses, record_bytes: int, job: tuple[JobPlace, int, int, HostShare] | None = None
+) -> None:
+    """Copy what `place_misses` has listed into the card's memory; ring for the processor's share at once.
 
     Args:
         record_bytes: of an expert of the layer, a multiple of 64, at most those of the largest.
+        job: place, layer and number of rows, as of `doorbell.ring`, and what `place_misses` wrote.
     """
-    _fetch_kernel[(_PROGRAMS,)](
-        misses.sources, misses.num_fetched, misses.memory, misses.memory.shape[1], record_bytes // 4,
-        BLOCK=_WORDS, num_warps=4, **step_launch(),
+    if job is None:
+        nobody = misses.num_fetched
+        ring, entries = (nobody,) * 5 + (0, 0) + (nobody,) * 4, 0
+    else:
+        place, layer, num_rows, share = job
+        lists = share.num_entries, share.experts, share.rows, share.weights
+        ring = place.words, place.experts, place.rows, place.weights, place.epoch, layer, num_rows, *lists
+        entries = triton.next_power_of_2(share.experts.numel())
+    _fetch_kernel[(_PROGRAMS + (job is not None),)](
+        misses.sources, misses.num_fetched, misses.memory, misses.memory.shape[1], record_bytes // 4, *ring,
+        BLOCK=_WORDS, ENTRIES=entries, num_warps=1, **step_launch(),
     )  # fmt: skip

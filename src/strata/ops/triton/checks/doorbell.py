@@ -11,10 +11,10 @@ from strata.ops.triton.doorbell import (
     JobPlace,
     job_place,
     publish_entries,
-    publish_rows,
     ring,
     wait,
 )
+from strata.ops.triton.place import HostShare, Misses, fetch_experts
 
 WIDTH, FF, NUM_EXPERTS, MAX_ROWS, MAX_ENTRIES = 256, 64, 5, 4, 24
 CASES = ((1, 3), (4, 17), (2, 0), (3, 24), (1, 1))  # rows and entries of jobs
@@ -65,7 +65,7 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
             x = rng.standard_normal((num_rows, WIDTH)).astype(np.float32)
             experts = rng.integers(NUM_EXPERTS, size=MAX_ENTRIES).astype(np.int32)
             rows = rng.integers(num_rows, size=MAX_ENTRIES).astype(np.int32)
-            got = run_job(places[i % 2], x, num_entries, experts, rows, error, device)
+            got = run_job(places[i % 2], x, num_entries, experts, rows, error, device, fetches=i % 2 == 1)
             one = np.ones((num_entries, 1), np.float32)
             want = quantized_experts(reference, x[rows[:num_entries]], experts[:num_entries, None], one)
             yield f"{num_rows} rows, {num_entries} entries", got, torch.from_numpy(want)
@@ -75,7 +75,7 @@ def _compare(device: torch.device) -> Iterator[tuple[str, torch.Tensor, torch.Te
         run_job(places[0], x, 2, experts, rows, error, device)
         yield "a refused job", error, torch.tensor([BAD_EXPERT], dtype=torch.int32)
     error.zero_()
-    publish_rows(places[1], torch.zeros(1, WIDTH, device=device))
+    _publish(places[1], torch.zeros(1, WIDTH, device=device))
     run_job(places[1], x, 1, experts, rows, error, device, max_polls=50)
     yield "a server that is gone", error, torch.tensor([TIMED_OUT], dtype=torch.int32)
 
@@ -103,15 +103,26 @@ def _compare_few_of_many(
     return "few of many rows", place.out[used].clone(), torch.from_numpy(want)
 
 
+def _publish(place: JobPlace, x: torch.Tensor) -> None:
+    """All rows, each once."""
+    rows = torch.arange(len(x), dtype=torch.int32, device=x.device)
+    publish_entries(place, x, rows, torch.full_like(rows[:1], len(x)))
+
+
 def run_job(
     place: JobPlace, x: np.ndarray, num_entries: int, experts: np.ndarray, rows: np.ndarray,
-    error: torch.Tensor, device: torch.device, max_polls: int = 10_000_000,
+    error: torch.Tensor, device: torch.device, max_polls: int = 10_000_000, fetches: bool = False,
 ) -> torch.Tensor:  # fmt: skip
-    """One job from lists to results, float32 `[num_entries, width]`."""
+    """One job from lists to results, float32 `[num_entries, width]`; with `fetches` rung as windows do."""
     count = torch.tensor([num_entries], dtype=torch.int32, device=device)
-    lists = (torch.from_numpy(part).to(device) for part in (experts, rows))
-    publish_rows(place, torch.from_numpy(x).to(device))
-    ring(place, 0, len(x), count, *lists, torch.ones(len(experts), device=device))
+    lists = [torch.from_numpy(part).to(device) for part in (experts, rows)]
+    lists.append(torch.ones(len(experts), device=device))
+    _publish(place, torch.from_numpy(x).to(device))
+    if fetches:
+        nothing = Misses.allocate([0], 1, 1, 64, device)
+        fetch_experts(nothing, 64, (place, 0, len(x), HostShare(count, count, *lists)))
+    else:
+        ring(place, 0, len(x), count, *lists)
     wait(place, count, error, max_polls)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -125,7 +136,6 @@ def _launch() -> None:
     one = meta(1, dtype=torch.int32)
     x, out = meta(max_rows, width), meta(max_entries, width)
     place = JobPlace(meta(32, dtype=torch.int32), *lists, x, out, one)
-    publish_rows(place, x)
     ring(place, 3, max_rows, one, *lists)
     wait(place, one, one)
 

@@ -1,4 +1,4 @@
-"""SwiGLU and the shared expert's share against their references."""
+"""SwiGLU against its reference."""
 
 from collections.abc import Iterator
 
@@ -8,7 +8,7 @@ import torch
 from strata.ops import quantized_experts as reference
 from strata.ops.quantized_matmul import quantize_activations
 from strata.ops.triton.catalog import Check, Launch, meta
-from strata.ops.triton.feed_forward import add_shared, swiglu
+from strata.ops.triton.feed_forward import swiglu
 
 Cases = Iterator[tuple[str, torch.Tensor, torch.Tensor]]
 
@@ -27,16 +27,5 @@ def _compare_swiglu(device: torch.device) -> Cases:
         yield f"{rows} x {length} scales", got_scales, torch.from_numpy(scales)
 
 
-def _compare_add(device: torch.device) -> Cases:
-    generator = torch.Generator().manual_seed(1)
-    x, wide = (torch.randn(3, n, generator=generator) for n in (1100, 1200))
-    share = torch.rand(3, generator=generator)
-    y = wide[:, :1100]
-    yield "add_shared", add_shared(*(t.to(device) for t in (x, y, share))), x + share[:, None] * y
-
-
-CHECKS = [Check("swiglu", _compare_swiglu), Check("add_shared", _compare_add)]
-LAUNCHES = [
-    Launch("swiglu 640", lambda: swiglu(*meta(1, 1280).split(640, 1))),
-    Launch("add_shared 2560", lambda: add_shared(meta(1, 2560), meta(1, 2560), meta(1))),
-]
+CHECKS = [Check("swiglu", _compare_swiglu)]
+LAUNCHES = [Launch("swiglu 640", lambda: swiglu(*meta(1, 1280).split(640, 1)))]

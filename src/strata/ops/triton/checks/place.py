@@ -5,10 +5,12 @@ from collections.abc import Iterator
 import torch
 
 from strata.ops.triton.catalog import Check, Launch, meta
+from strata.ops.triton.doorbell import JobPlace
 from strata.ops.triton.place import HostShare, Misses, fetch_experts, place_misses
 
 _SLOTS = (4096, 8192)
 _FETCHED = 8
+_WIDTH = 1500  # of rows: a block and a piece
 _SIZE = 8192 + 8192 + 320  # bytes of a record: two blocks of a copy, and a piece
 _CASES = ((1, 10, 64, 0), (1, 10, 64, 40), (3, 4, 12, 3), (16, 10, 40, 20), (2, 3, 8, 8))
 
@@ -68,9 +70,12 @@ def _compare_fetched(device: torch.device) -> Iterator[tuple[str, torch.Tensor, 
         take = [min(n, taken) for n in range(ids.numel() + 1)]
         misses = Misses.allocate(take, experts, _FETCHED, _SIZE, device)
         weights, share = torch.zeros(rows, used, device=device), HostShare.allocate(ids.numel(), device)
-        place_misses(ids.to(device), weights, addresses, slots, misses, share)
+        x = torch.randn(rows, _WIDTH, generator=generator)
+        work = x.to(device), torch.zeros(rows, _WIDTH, device=device)
+        place_misses(ids.to(device), weights, addresses, slots, misses, share, work)
         fetch_experts(misses, size)
         name = f"{rows} x {used}, {held} of {experts} held, {size} bytes, {taken} taken"
+        yield f"{name}, rows", work[1], x
         named = ids.flatten().tolist()
         order = [expert for expert in named if expert >= held]
         order = sorted(dict.fromkeys(order), key=order.count)[taken:][::-1][:_FETCHED]
@@ -91,17 +96,30 @@ def _misses(entries: int) -> Misses:
     return Misses(take, addresses, memory, sources, meta(1, dtype=torch.int32))
 
 
+def _share(entries: int) -> HostShare:
+    return HostShare(*(meta(n, dtype=torch.int32) for n in (entries, 1, entries, entries)), meta(entries))
+
+
 def _launch(rows: int) -> None:
-    share = HostShare(
-        *(meta(n, dtype=torch.int32) for n in (rows * 10, 1, rows * 10, rows * 10)), meta(rows * 10)
-    )
+    share = _share(rows * 10)
     addresses, slots = meta(512, dtype=torch.int64), meta(2, dtype=torch.int64)
     ids = meta(rows, 10, dtype=torch.int32)
-    place_misses(ids, meta(rows, 10), addresses, slots, _misses(rows * 10), share)
+    work = meta(rows, 2560), meta(rows, 2560)
+    place_misses(ids, meta(rows, 10), addresses, slots, _misses(rows * 10), share, work)
+
+
+def _launch_fetch(rows: int) -> None:
+    """Of a window whose job's place is on the card."""
+    entries, one = rows * 10, meta(1, dtype=torch.int32)
+    lists = [meta(entries, dtype=torch.int32), meta(entries, dtype=torch.int32), meta(entries)]
+    words, x, out = meta(32, dtype=torch.int32), meta(rows, 2560), meta(entries, 2560)
+    place = JobPlace(words, *lists, x, out, one)
+    fetch_experts(_misses(entries), 1 << 20, (place, 3, rows, _share(entries)))
 
 
 CHECKS = [Check("place", _compare), Check("fetch experts", _compare_fetched)]
 LAUNCHES = [
     *(Launch(f"place {rows} x 10", lambda rows=rows: _launch(rows)) for rows in (1, 16)),
-    Launch("fetch experts", lambda: fetch_experts(_misses(10), 1 << 20)),
+    *(Launch(f"fetch experts {rows} x 10", lambda rows=rows: _launch_fetch(rows)) for rows in (1, 16)),
+    Launch("fetch experts alone", lambda: fetch_experts(_misses(10), 1 << 20)),
 ]
