@@ -151,7 +151,7 @@ def hold(cache, learned, room):
     """Give out slots of so many bytes anew."""
     total = int(cache.residency.size.sum())
     torch.cuda.synchronize()
-    cache.policy.frequency[:] = learned
+    cache.policy.frequency[:], cache.policy.recent[:] = learned, 0
     cache.allocate(min(room, total), 0 if room >= total else 64)
     cache.fill(np.argsort(-cache.policy.frequency, kind="stable").tolist())
 

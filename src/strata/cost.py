@@ -43,9 +43,10 @@ UNIT_PRODUCTS = {
 }  # fmt: skip
 # Of these peaks, what prompts reached: FIELD.md C and E, RTX 3090 7.6 %, R9700 7.6, RTX 5070 13, RTX 5090 13,
 # RX 7900 XTX 16; without matrix cores more
-# Share of experts held -> share of uses that find theirs. While the topic lasts: `experts.policy` on traces
-# of `experts.trace`, which meet FIELD.md F 3.2's row of LFRU. In mixed use: ggml#27861 (0.67 and 0.81 of
-# LRU at an eighth and a quarter) and the original's 0.64 at 4,105 of 24,576 (B 3.1).
+# Share of experts held -> share of uses that find theirs. While the topic lasts: LFRU on traces of
+# `experts.trace`, which meet FIELD.md F 3.2's row of it; `experts.policy` misses less there. In mixed use:
+# ggml#27861 (0.67 and 0.81 of LRU at an eighth and a quarter) and the original's 0.64 at 4,105 of 24,576 (B
+# 3.1).
 ONE_TOPIC = (
     (0.0, 0.0), (0.02, 0.263), (0.04, 0.422), (0.08, 0.628), (0.12, 0.748), (0.16, 0.825), (0.20, 0.876),
     (0.26, 0.923), (0.33, 0.953), (0.41, 0.972), (0.49, 0.982), (0.60, 0.990), (0.75, 0.994), (1.0, 1.0),

@@ -139,7 +139,7 @@ def test_a_prompt_is_learned_from_and_not_counted():
     cache.allocate(TOTAL // 2, slack=1)
     cache.fill(range(LAYERS * EXPERTS))
     uses = np.ones(LAYERS * EXPERTS)
-    cache.settle(uses, at_most=0)
+    cache.settle(uses, at_most=0, tokens=1)
     assert cache.hits == cache.misses == 0 and (cache.policy.frequency == 1).all()
     cache.adapt(uses, at_most=0)
     assert (cache.hits, cache.misses) == (cache.residency.held.sum(), (~cache.residency.held).sum())
@@ -158,14 +158,14 @@ def test_an_answer_finds_what_its_prompt_has_used():
     of_class = cache.residency.size == size
     used[~of_class] = 0
     held = int((cache.residency.held & of_class).sum())
-    cache.settle(used, at_most=1)
+    cache.settle(used, at_most=1, tokens=1)
     assert len(card.copies) == 1, "what the answer's windows need not wait for"
     card.synchronize()
-    cache.settle(used, at_most=2)
+    cache.settle(used, at_most=2, tokens=1)
     card.synchronize()
     cache.refresh()
     assert (cache.residency.held & (used > 0)).sum() == min(3, held), "no more than there is time for"
-    cache.settle(used, at_most=10**6)
+    cache.settle(used, at_most=10**6, tokens=1)
     card.synchronize()
     cache.refresh()
     assert (cache.residency.held & (used > 0)).sum() == min(held, (used > 0).sum()), "in several rounds"

@@ -42,13 +42,19 @@ def belady(trace: Trace, share: float) -> float:
     return _percent(trace, misses)
 
 
-def ours(trace: Trace, share: float, moves_per_layer: float = 0.5, expert_bytes: int = 1000) -> float:
+def ours(
+    trace: Trace,
+    share: float,
+    moves_per_layer: float = 0.5,
+    expert_bytes: int = 1000,
+    learned: np.ndarray | None = None,
+) -> float:
     """`Policy` with moves that land one window later, while the next window is under way."""
     num_experts = trace.layers * trace.experts
     sizes = np.full(num_experts, expert_bytes)
     slack = 2 * max(1, int(moves_per_layer * trace.layers))
     slots = slot_classes(sizes, int((share * num_experts + slack) * 1024))
-    residency, policy = Residency(sizes, slots, slack), Policy(num_experts)
+    residency, policy = Residency(sizes, slots, slack), Policy(num_experts, learned)
     for move in residency.fill(np.random.default_rng(0).permutation(num_experts)):
         residency.land(move)
     misses, under_way = [], []

@@ -146,7 +146,7 @@ class ExpertCache:
         """A window was queued on the current stream."""
         self._windows.append((self.residency.launch(), self.card.mark()))
 
-    def adapt(self, counts: np.ndarray, at_most: int, answer: bool = True) -> None:
+    def adapt(self, counts: np.ndarray, at_most: int, tokens: int = 1, answer: bool = True) -> None:
         """Learn from a step's uses, `[layers * experts]`, and begin at most `at_most` exchanges.
 
         Those of an answer are hits or misses; a prompt's are neither, for it uses nearly all experts.
@@ -155,17 +155,17 @@ class ExpertCache:
             used, held = counts > 0, self.residency.held
             self.hits += int((used & held).sum())
             self.misses += int((used & ~held).sum())
-        self.policy.observe(counts)
+        self.policy.observe(counts, tokens)
         if at_most and not self.residency.held.all():
             self._copy(self.policy.moves(self.residency, at_most))
 
-    def settle(self, counts: np.ndarray, at_most: int) -> None:
+    def settle(self, counts: np.ndarray, at_most: int, tokens: int) -> None:
         """Learn from a long prompt's uses, `[layers * experts]`, and begin at most `at_most` exchanges.
 
         They are as many at a time as there are free slots; the last ones are not waited for. Nothing may be
         computing.
         """
-        self.policy.observe(counts)
+        self.policy.observe(counts, tokens)
         self.refresh()
         while at_most > 0 and (moves := self.policy.moves(self.residency, at_most)):
             self._copy(moves)

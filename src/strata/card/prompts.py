@@ -234,7 +234,7 @@ class _Streamed:
         self.waits: list[tuple[Ticket, Ticket]] = []
         table = cache.table.current().copy()
         held = cache.residency.held.reshape(table.shape)
-        wanted = cache.policy.frequency.reshape(table.shape)
+        wanted = cache.policy.frequencies().reshape(table.shape)
         self._coming: list[np.ndarray] = []
         for key, size in enumerate(cache.store.record_bytes):
             missing = np.flatnonzero(~held[key])

@@ -149,7 +149,7 @@ class CardRunner:
             return result
         self._learn(counts, len(tokens))
         if counts.size:
-            self.cache.settle(counts.reshape(-1), copies)
+            self.cache.settle(counts.reshape(-1), copies, len(tokens))
         return result
 
     def _compute(
@@ -227,4 +227,4 @@ class CardRunner:
             return
         self._learn(uses.counts, uses.tokens)
         if uses.counts.size:  # a dense model has none
-            self.cache.adapt(uses.counts.reshape(-1), uses.moves, uses.answer)
+            self.cache.adapt(uses.counts.reshape(-1), uses.moves, uses.tokens, uses.answer)
