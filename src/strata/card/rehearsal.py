@@ -163,7 +163,7 @@ class Rehearsal:
             ),
             slots=torch.empty(2, dtype=torch.int64, device=card.device),
             residency=SimpleNamespace(held=np.zeros(addresses.shape, bool)),
-            policy=SimpleNamespace(frequency=np.zeros(addresses.shape, np.float32)),
+            policy=SimpleNamespace(frequencies=lambda: np.zeros(addresses.shape, np.float32)),
         )
         host = None
         if any(stage.take or ()):
